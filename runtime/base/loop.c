@@ -1,0 +1,205 @@
+#include "base/loop.h"
+
+#include <errno.h>
+#include <ev.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TIMERS_PER_TURN = 4096 }; /* a million timers due at once must not starve heartbeats */
+
+struct mw_loop {
+    struct ev_loop *ev;
+    ev_timer clock; /* the one libev timer: when the wheel must run next */
+    mw_wheel wheel;
+    mw_deferred *deferred, **deferred_tail;
+    mw_deferred turn_end; /* a marker: what stands before it was deferred before this turn */
+    uint64_t mono;
+    int64_t wall;
+    bool stopping;
+};
+
+static uint64_t clock_ms(clockid_t id) {
+    struct timespec t;
+    clock_gettime(id, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+void mw_loop_now_update(mw_loop *l) {
+    l->mono = clock_ms(CLOCK_MONOTONIC);
+    l->wall = (int64_t)clock_ms(CLOCK_REALTIME);
+}
+
+static void clock_fired(struct ev_loop *ev, ev_timer *t, int events) { (void)ev, (void)t, (void)events; }
+
+mw_loop *mw_loop_new(void) {
+    mw_loop *l = calloc(1, sizeof *l);
+    if (!l) abort();
+    l->ev = ev_default_loop(EVFLAG_AUTO | EVFLAG_NOENV); /* signals work in the default loop only */
+    if (!l->ev) abort();
+    mw_loop_now_update(l);
+    mw_wheel_init(&l->wheel, l->mono);
+    l->deferred_tail = &l->deferred;
+    ev_timer_init(&l->clock, clock_fired, 0, 0);
+    return l;
+}
+
+void mw_loop_free(mw_loop *l) {
+    if (!l) return;
+    ev_timer_stop(l->ev, &l->clock);
+    ev_loop_destroy(l->ev);
+    free(l);
+}
+
+uint64_t mw_loop_mono_ms(mw_loop *l) { return l->mono; }
+int64_t mw_loop_wall_ms(mw_loop *l) { return l->wall; }
+void mw_loop_stop(mw_loop *l) { l->stopping = true; }
+
+/* Runs what was deferred before this call; what those calls defer waits for the next turn. */
+static void run_deferred(mw_loop *l) {
+    if (!l->deferred) return;
+    mw_defer(l, &l->turn_end, NULL);
+    while (l->deferred != &l->turn_end) {
+        mw_deferred *d = l->deferred;
+        mw_deferred_cancel(l, d);
+        d->run(d);
+    }
+    mw_deferred_cancel(l, &l->turn_end);
+}
+
+void mw_defer(mw_loop *l, mw_deferred *d, void (*run)(mw_deferred *d)) {
+    if (d->back) return;
+    d->run = run;
+    d->next = NULL;
+    d->back = l->deferred_tail;
+    *l->deferred_tail = d;
+    l->deferred_tail = &d->next;
+}
+
+void mw_deferred_cancel(mw_loop *l, mw_deferred *d) {
+    if (!d->back) return;
+    *d->back = d->next;
+    if (d->next)
+        d->next->back = d->back;
+    else
+        l->deferred_tail = d->back;
+    d->next = NULL;
+    d->back = NULL;
+}
+
+static void arm_clock(mw_loop *l, int64_t max_wait_ms) {
+    uint64_t next = mw_wheel_next(&l->wheel);
+    double wait = max_wait_ms < 0 ? 3600 : (double)max_wait_ms / 1000;
+    if (next != UINT64_MAX) {
+        mw_loop_now_update(l);
+        double until = next > l->mono ? (double)(next - l->mono) / 1000 : 0;
+        if (until < wait) wait = until;
+    }
+    ev_timer_stop(l->ev, &l->clock);
+    ev_now_update(l->ev);
+    ev_timer_set(&l->clock, wait, 0);
+    ev_timer_start(l->ev, &l->clock);
+}
+
+void mw_loop_step(mw_loop *l, int64_t max_wait_ms) {
+    if (l->deferred || max_wait_ms == 0) {
+        ev_run(l->ev, EVRUN_NOWAIT);
+    } else {
+        arm_clock(l, max_wait_ms);
+        ev_run(l->ev, EVRUN_ONCE);
+    }
+    mw_loop_now_update(l);
+    mw_wheel_run(&l->wheel, l->mono, TIMERS_PER_TURN);
+    run_deferred(l);
+}
+
+void mw_loop_run(mw_loop *l) {
+    l->stopping = false;
+    while (!l->stopping) mw_loop_step(l, -1);
+}
+
+void mw_timer_start(mw_loop *l, mw_timer *t, int64_t delay_ms, void (*fire)(mw_timer *t)) {
+    t->fire = fire;
+    mw_wheel_add(&l->wheel, t, l->mono + (uint64_t)(delay_ms > 0 ? delay_ms : 0));
+}
+
+/* ---- watchers ---- */
+
+static void io_ready(struct ev_loop *ev, ev_io *w, int events) {
+    (void)ev;
+    mw_io *io = w->data;
+    io->ready(io, (events & EV_READ ? MW_READ : 0) | (events & EV_WRITE ? MW_WRITE : 0));
+}
+
+void mw_io_start(mw_loop *l, mw_io *io, int fd, int events, void (*ready)(mw_io *io, int events)) {
+    mw_io_stop(io);
+    ev_io *w = malloc(sizeof *w);
+    if (!w) abort();
+    ev_io_init(w, io_ready, fd, (events & MW_READ ? EV_READ : 0) | (events & MW_WRITE ? EV_WRITE : 0));
+    w->data = io;
+    io->loop = l;
+    io->watcher = w;
+    io->ready = ready;
+    ev_io_start(l->ev, w);
+}
+
+void mw_io_stop(mw_io *io) {
+    if (!io->watcher) return;
+    ev_io_stop(io->loop->ev, io->watcher);
+    free(io->watcher);
+    io->watcher = NULL;
+}
+
+static void signal_caught(struct ev_loop *ev, ev_signal *w, int events) {
+    (void)ev, (void)events;
+    mw_signal *s = w->data;
+    s->caught(s, w->signum);
+}
+
+void mw_signal_start(mw_loop *l, mw_signal *s, int signum, void (*caught)(mw_signal *s, int signum)) {
+    ev_signal *w = malloc(sizeof *w);
+    if (!w) abort();
+    ev_signal_init(w, signal_caught, signum);
+    w->data = s;
+    s->loop = l;
+    s->watcher = w;
+    s->caught = caught;
+    ev_signal_start(l->ev, w);
+}
+
+void mw_signal_stop(mw_signal *s) {
+    if (!s->watcher) return;
+    ev_signal_stop(s->loop->ev, s->watcher);
+    free(s->watcher);
+    s->watcher = NULL;
+}
+
+static void wake_ready(mw_io *io, int events) {
+    (void)events;
+    mw_wake *w = mw_container_of(io, mw_wake, io);
+    uint64_t count;
+    if (read(w->fd, &count, sizeof count) < 0 && errno != EAGAIN) return;
+    w->woken(w);
+}
+
+int mw_wake_start(mw_loop *l, mw_wake *w, void (*woken)(mw_wake *w)) {
+    *w = (mw_wake){.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), .woken = woken};
+    if (w->fd < 0) return -1;
+    mw_io_start(l, &w->io, w->fd, MW_READ, wake_ready);
+    return 0;
+}
+
+void mw_wake_stop(mw_wake *w) {
+    if (!w->woken) return;
+    mw_io_stop(&w->io);
+    close(w->fd);
+    *w = (mw_wake){0};
+}
+
+void mw_wake_signal(mw_wake *w) {
+    uint64_t one = 1;
+    while (write(w->fd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+}

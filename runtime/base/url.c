@@ -1,0 +1,155 @@
+#include "base/url.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/nearest.h"
+
+static int hex(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    c = (char)tolower((unsigned char)c);
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* In place; a decoded NUL would cut the string short, so it is refused. */
+static int unescape(char *s, mw_error *e) {
+    char *out = s;
+    for (char *p = s; *p; p++) {
+        if (*p != '%') {
+            *out++ = *p;
+            continue;
+        }
+        int high = hex(p[1]), low = high < 0 ? -1 : hex(p[2]);
+        if (low < 0 || high * 16 + low == 0)
+            return mw_fail(e, MW_EUSAGE, false, "bad percent escape at \"%.3s\"", p);
+        *out++ = (char)(high * 16 + low);
+        p += 2;
+    }
+    *out = 0;
+    return 0;
+}
+
+static int parse_options(mw_url *u, char *query, mw_error *e) {
+    for (char *next; query && *query; query = next) {
+        next = strchr(query, '&');
+        if (next) *next++ = 0;
+        if (!*query) continue;
+        if (u->option_count == MW_URL_OPTIONS)
+            return mw_fail(e, MW_EUSAGE, false, "more than %d options", MW_URL_OPTIONS);
+        char *equals = strchr(query, '=');
+        if (!equals || equals == query)
+            return mw_fail(e, MW_EUSAGE, false, "option \"%s\" is not name=value", query);
+        *equals = 0;
+        u->options[u->option_count].name = query;
+        u->options[u->option_count++].value = equals + 1;
+        if (unescape(query, e) || unescape(equals + 1, e)) return -1;
+    }
+    return 0;
+}
+
+int mw_url_parse(mw_url *u, const char *text, mw_error *e) {
+    *u = (mw_url){0};
+    u->space = strdup(text);
+    if (!u->space) abort();
+    char *end = u->space + strlen(u->space), *rest = strchr(u->space, ':');
+    u->user = u->password = u->hosts = u->path = end;
+    size_t scheme = strspn(u->space, "abcdefghijklmnopqrstuvwxyz0123456789+");
+    if (!rest || rest != u->space + scheme || !scheme) {
+        mw_fail(e, MW_EUSAGE, false,
+                "\"%s\" is not a broker URL: it must begin with a scheme, such as embedded:data", text);
+        goto fail;
+    }
+    u->scheme = u->space;
+    *rest++ = 0;
+    char *query = strchr(rest, '?');
+    if (query) *query++ = 0;
+    if (strncmp(rest, "//", 2) == 0) {
+        u->hosts = rest + 2;
+        char *slash = strchr(u->hosts, '/');
+        if (slash) {
+            *slash = 0;
+            u->path = slash + 1;
+        }
+        char *at = strrchr(u->hosts, '@');
+        if (at) {
+            *at = 0;
+            u->user = u->hosts;
+            u->hosts = at + 1;
+            char *colon = strchr(u->user, ':');
+            if (colon) {
+                *colon = 0;
+                u->password = colon + 1;
+            }
+        }
+    } else {
+        u->path = rest;
+    }
+    if (unescape(u->user, e) || unescape(u->password, e) || unescape(u->path, e)) goto fail;
+    if (parse_options(u, query, e)) goto fail;
+    return 0;
+fail:
+    mw_url_free(u);
+    return -1;
+}
+
+void mw_url_free(mw_url *u) {
+    free(u->space);
+    *u = (mw_url){0};
+}
+
+const char *mw_url_option(const mw_url *u, const char *name) {
+    for (int i = 0; i < u->option_count; i++)
+        if (strcmp(u->options[i].name, name) == 0) return u->options[i].value;
+    return NULL;
+}
+
+int mw_url_size(const mw_url *u, const char *name, uint64_t min, uint64_t max, uint64_t *out, mw_error *e) {
+    const char *text = mw_url_option(u, name);
+    if (!text) return 0;
+    static const struct {
+        const char *suffix;
+        int shift;
+    } units[] = {{"", 0}, {"B", 0}, {"KB", 10}, {"MB", 20}, {"GB", 30}, {"TB", 40}};
+    char *end;
+    unsigned long long number = strtoull(text, &end, 10);
+    for (size_t i = 0; isdigit((unsigned char)*text) && i < sizeof units / sizeof *units; i++) {
+        if (strcasecmp(end, units[i].suffix) != 0) continue;
+        uint64_t value = number << units[i].shift;
+        if (value >> units[i].shift != number || value < min || value > max) break;
+        *out = value;
+        return 0;
+    }
+    return mw_fail(e, MW_EUSAGE, false,
+                   "option %s=%s: expected a size from %llu to %llu bytes, such as 512MB", name, text,
+                   (unsigned long long)min, (unsigned long long)max);
+}
+
+int mw_url_number(const mw_url *u, const char *name, int64_t min, int64_t max, int64_t *out, mw_error *e) {
+    const char *text = mw_url_option(u, name);
+    if (!text) return 0;
+    char *end;
+    long long value = strtoll(text, &end, 10);
+    if (end == text || *end || value < min || value > max)
+        return mw_fail(e, MW_EUSAGE, false, "option %s=%s: expected a whole number from %lld to %lld", name,
+                       text, (long long)min, (long long)max);
+    *out = value;
+    return 0;
+}
+
+int mw_url_only(const mw_url *u, const char *const *known, mw_error *e) {
+    for (int i = 0; i < u->option_count; i++) {
+        const char *name = u->options[i].name;
+        size_t k = 0;
+        while (known[k] && strcmp(known[k], name) != 0) k++;
+        if (known[k]) continue;
+        const char *nearest = mw_nearest(name, known);
+        if (nearest)
+            return mw_fail(e, MW_EUSAGE, false, "unknown option \"%s\" in the URL; did you mean \"%s\"?",
+                           name, nearest);
+        return mw_fail(e, MW_EUSAGE, false, "unknown option \"%s\" in the URL%s%s", name,
+                       known[0] ? "; known ones begin with " : ": this driver takes none",
+                       known[0] ? known[0] : "");
+    }
+    return 0;
+}

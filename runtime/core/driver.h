@@ -1,0 +1,222 @@
+/* driver.h - the contract between the core and a broker driver, in both directions.
+ *
+ * A driver is one const struct (mw_driver) named in drivers.c. The core opens connections and subscriptions
+ * through it; the driver answers through mw_host. The driver never sees core structs, the core never sees a
+ * socket. Everything below happens on the loop's thread; a driver with threads of its own comes back through
+ * an mw_wake. No call may block.
+ *
+ * Re-entrancy: a driver may call mw_host functions from inside any driver call except `settle`, `publish`,
+ * `dedupe`, `browse`, `remove`: their answers come in a later deferred call, so that the core's lists are
+ * never changed under its feet.
+ *
+ * The life of a delivery:
+ *   driver --deliver--> core --begin--> (handler) --settle--> driver --settled--> core
+ * Each delivered message gets exactly one settlement that ends it (ACK, RETRY without hold, PARK, RELEASE),
+ * unless it is fenced first. Each settlement gets exactly one `settled`. A settlement for a tag whose unit
+ * was fenced is answered with MW_EFENCED.
+ */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/loop.h"
+#include "base/text.h"
+#include "base/url.h"
+#include "core/message.h"
+
+typedef struct mw_conn mw_conn;     /* the driver's: one connection; each driver defines and casts its own */
+typedef struct mw_sub mw_sub;       /* the driver's: one subscription */
+typedef struct mw_source mw_source; /* the core's: opaque to drivers */
+typedef struct mw_link mw_link;     /* the core's: opaque to drivers, one per connection */
+
+typedef enum { MW_ORDER_NONE, MW_ORDER_KEY, MW_ORDER_SOURCE } mw_order;
+
+/* What a broker can do by itself. The core fills the rest, or refuses the setting at start. */
+enum {
+    MW_CAN_DELAY = 1 << 0,    /* publish with a delay */
+    MW_CAN_PRIORITY = 1 << 1, /* a higher priority is delivered first */
+    MW_CAN_ATOMIC = 1 << 2,   /* settlements carry publications on the same connection, in one transaction */
+    MW_CAN_PARK =
+        1 << 3, /* PARK and key marks: on_dead = "hold_key" / "dead_key", lanes larger than the window */
+    MW_CAN_DEDUPE = 1 << 4, /* claim / done / release */
+    MW_CAN_BROWSE = 1 << 5, /* read a channel without consuming it */
+    MW_CAN_REMOVE = 1 << 6, /* remove single messages: dlq replay and purge */
+    MW_CAN_RETRY = 1 << 7,  /* RETRY without hold: the broker delivers again when due */
+    MW_CAN_RETAIN = 1 << 8, /* keep acknowledged messages by age and count */
+};
+
+/* ---- from the core to the driver ---- */
+
+typedef struct mw_subscription {
+    const char *channel, *group;
+    mw_order order;
+    bool own_key; /* lanes are keyed by the pipeline, not by the message's key: order across workers needs one
+                     consumer */
+    bool from_start; /* a group that does not exist yet begins with the oldest message, else with the next one
+                      */
+    int64_t lease_ms; /* how long a silent consumer may keep what it was given */
+    mw_source *source;
+} mw_subscription;
+
+typedef struct mw_publication {
+    const char *channel;
+    mw_message
+        *msg; /* the caller keeps its reference until `published` (or, inside a settlement, `settled`) */
+    int64_t delay_ms;
+    void *cookie;
+} mw_publication;
+
+typedef enum {
+    MW_SETTLE_ACK,   /* handled: publications confirmed (or in the same transaction), then gone */
+    MW_SETTLE_RETRY, /* failed: see hold */
+    MW_SETTLE_PARK,  /* its lane is blocked: keep it out of the way, in order, until the lane is unparked; no
+                        attempt is counted */
+    MW_SETTLE_RELEASE, /* given back unhandled (drain); no attempt is counted */
+} mw_settle_op;
+
+/* A mark on a key, durable where the driver can park. */
+typedef enum { MW_MARK_KEEP, MW_MARK_NONE, MW_MARK_HOLD, MW_MARK_DEAD } mw_mark;
+
+typedef struct mw_settlement {
+    mw_settle_op op;
+    uint64_t tag;
+    uint32_t unit;
+    uint32_t attempt; /* RETRY: the number of the attempt that just failed */
+    int64_t delay_ms; /* RETRY: until the next attempt */
+    /* RETRY with hold: the core keeps the delivery (its lane must not move) and runs it again by itself; the
+     * driver only makes attempt, due time and error durable, so that a crash resumes there. Without hold the
+     * driver forgets it and delivers it again when due. */
+    bool hold;
+    mw_text *error; /* RETRY: what went wrong; kept by the driver as the first error when it has none yet */
+    uint64_t lane;  /* PARK, marks: the key's hash */
+    mw_mark mark;   /* ACK: set or clear the mark of `lane` in the same step; clearing unparks the lane */
+    const mw_publication *publish; /* ACK with MW_CAN_ATOMIC; valid until `settled` */
+    size_t publish_count;
+    void *cookie;
+} mw_settlement;
+
+typedef enum { MW_DEDUPE_CLAIM, MW_DEDUPE_DONE, MW_DEDUPE_RELEASE } mw_dedupe_op;
+typedef enum { MW_CLAIM_YOURS, MW_CLAIM_BUSY, MW_CLAIM_SEEN } mw_claim;
+
+/* Operations given to one connection take effect in the order given: a DONE that precedes an ACK is never
+ * durable after it. */
+typedef struct mw_dedupe {
+    mw_dedupe_op op;
+    const char *key; /* includes the pipeline's name; copied by the driver */
+    size_t key_len;
+    int64_t ttl_ms; /* CLAIM: the lease; DONE: how long it is remembered */
+    void *cookie;   /* CLAIM only: answered by `claimed`; DONE and RELEASE are not answered */
+} mw_dedupe;
+
+typedef struct mw_browse {
+    const char *channel;
+    uint64_t after; /* position; 0 = from the oldest */
+    size_t max;
+    bool newest; /* ignore `after`: only tell the position of the newest message, with no entries */
+    void *cookie;
+} mw_browse;
+
+typedef struct mw_removal { /* removes messages and publishes others, in one transaction where the broker has
+                               them */
+    const char *channel;
+    const uint64_t *positions; /* those that are gone already are no error */
+    size_t count;
+    const mw_publication *publish;
+    size_t publish_count;
+    void *cookie;
+} mw_removal;
+
+typedef struct mw_channel_options {
+    int64_t retain_age_ms; /* 0: not kept for its age */
+    uint64_t retain_count; /* 0: not kept for its place */
+} mw_channel_options;
+
+typedef struct mw_depth {
+    uint64_t ready, delayed,
+        unsettled;     /* waiting; waiting for a time (delays, retries, parked); handed out */
+    int64_t oldest_ms; /* publish time of the oldest message not settled; 0 when there is none */
+    bool known;        /* false: the broker has not said yet */
+} mw_depth;
+
+/* ---- from the driver to the core ---- */
+
+typedef struct mw_incoming {
+    mw_message *msg;    /* the reference passes to the core */
+    uint64_t tag;       /* names the delivery in its settlement; unique within its unit */
+    uint32_t unit;      /* partition, slot or 0: what is fenced together, and the lane of order = "source" */
+    uint32_t attempt;   /* of this delivery, from 1 */
+    int64_t not_before; /* wall ms; a held retry that was interrupted waits until then; 0 = now */
+    mw_text *first_error; /* of earlier attempts, or NULL; the reference passes to the core */
+} mw_incoming;
+
+typedef struct mw_entry {
+    uint64_t position;
+    mw_message *msg; /* valid during the call; take a reference to keep it */
+    int64_t due_ms;  /* 0, or the wall time it is delayed until */
+} mw_entry;
+
+enum { MW_UNIT_ALL = UINT32_MAX };
+
+typedef struct mw_host {
+    /* How many messages, and bytes, the source takes now. 0: paused; `resume` is called when there is room
+     * again. */
+    size_t (*room)(mw_source *s, size_t *bytes);
+    void (*deliver)(mw_source *s, const mw_incoming *in, size_t count);
+    void (*fence)(mw_source *s, uint32_t unit); /* what was delivered for this unit is no longer ours */
+    void (*settled)(mw_source *s, void *cookie, const mw_error *e);
+    void (*mark)(mw_source *s, uint64_t lane,
+                 mw_mark mark);   /* known marks, before the first delivery and when they change */
+    void (*closed)(mw_source *s); /* the answer to unsubscribe: the last call for s */
+
+    void (*published)(mw_link *l, void *cookie, const mw_error *e);
+    void (*claimed)(mw_link *l, void *cookie, mw_claim claim, const mw_error *e);
+    void (*browsed)(mw_link *l, void *cookie, const mw_entry *entries, size_t count, uint64_t last,
+                    const mw_error *e); /* last: position to continue after */
+    void (*removed)(mw_link *l, void *cookie, size_t count, const mw_error *e);
+    void (*state)(mw_link *l, bool up,
+                  const mw_error *why); /* connection lost or back, for logs and status */
+} mw_host;
+
+typedef struct mw_driver {
+    const char *name;
+    const char *const *schemes; /* NULL-terminated */
+    unsigned can;               /* MW_CAN_* */
+
+    /* Connections. open checks the URL and everything that can be checked without waiting; a broker that is
+     * away is not an error. */
+    mw_conn *(*open)(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host, mw_error *e);
+    void (*close)(mw_conn *c); /* no subscription is open; pending operations are finished first where that
+                                  takes no waiting on others */
+
+    int (*declare)(mw_conn *c, const char *channel, const mw_channel_options *o, mw_error *e); /* optional */
+
+    /* Consuming. */
+    mw_sub *(*subscribe)(mw_conn *c, const mw_subscription *s, mw_error *e);
+    void (*resume)(mw_sub *s); /* there is room again */
+    void (*begin)(
+        mw_sub *s, uint64_t tag,
+        uint32_t unit); /* optional: a handler starts on it; a crash from here on counts as an attempt */
+    void (*settle)(mw_sub *s, const mw_settlement *list, size_t count); /* list is valid during the call */
+    void (*unpark)(
+        mw_sub *s,
+        uint64_t lane); /* with MW_CAN_PARK: deliver again what was parked for this lane, in order */
+    bool (*depth)(mw_sub *s, mw_depth *out); /* what is known now, without waiting */
+    void (*pause)(mw_sub *s);                /* drain: deliver nothing more */
+    void (*unsubscribe)(mw_sub *s);          /* everything was settled or released; answered by `closed` */
+
+    /* Publishing. */
+    void (*publish)(mw_conn *c, const mw_publication *list, size_t count); /* list is valid during the call */
+
+    /* Optional, by capability. */
+    void (*dedupe)(mw_conn *c, const mw_dedupe *list, size_t count);
+    void (*browse)(mw_conn *c, const mw_browse *b);
+    void (*remove)(mw_conn *c,
+                   const mw_removal *r); /* positions and publications are valid until `removed` */
+    void (*release_key)(mw_conn *c, const char *channel, const char *group,
+                        uint64_t lane); /* clears a mark from outside */
+} mw_driver;
+
+extern const mw_driver *const mw_drivers[]; /* NULL-terminated: drivers.c */
+const mw_driver *mw_driver_find(const char *scheme);

@@ -1,0 +1,196 @@
+#include "core/message.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+
+struct mw_message { /* 48 bytes; the bytes follow: id, key, type, headers, then the body unless borrowed */
+    uint32_t refs;
+    uint32_t body_len, key_len, headers_len;
+    uint8_t id_len, type_len, priority;
+    bool has_key : 1, borrowed : 1;
+    int64_t time_ms;
+    const char *body;
+    char bytes[];
+};
+
+typedef struct mw_loan { /* stands right in front of a borrowed message */
+    void (*release)(void *owner);
+    void *owner;
+} mw_loan;
+
+int mw_message_check(const mw_parts *p, mw_error *e) {
+    if (p->body_len > MW_BODY_MAX)
+        return mw_fail(e, MW_EUSAGE, false, "body of %zu bytes is over the limit of %zu", p->body_len,
+                       MW_BODY_MAX);
+    if (p->key_len > MW_KEY_MAX)
+        return mw_fail(e, MW_EUSAGE, false, "key of %zu bytes is over the limit of %d", p->key_len,
+                       MW_KEY_MAX);
+    if (p->id_len > MW_ID_MAX)
+        return mw_fail(e, MW_EUSAGE, false, "id of %zu bytes is over the limit of %d", p->id_len, MW_ID_MAX);
+    if (p->type_len > MW_ID_MAX)
+        return mw_fail(e, MW_EUSAGE, false, "content type of %zu bytes is over the limit of %d", p->type_len,
+                       MW_ID_MAX);
+    if (p->priority > MW_PRIORITY_MAX)
+        return mw_fail(e, MW_EUSAGE, false, "priority %u is over the highest, %d", p->priority,
+                       MW_PRIORITY_MAX);
+    if (p->headers_len > MW_HEADERS_MAX)
+        return mw_fail(e, MW_EUSAGE, false, "headers of %zu bytes are over the limit of %d", p->headers_len,
+                       MW_HEADERS_MAX);
+    if (!mw_headers_valid(p->headers, p->headers_len))
+        return mw_fail(e, MW_EFORMAT, false, "the header block is malformed");
+    return 0;
+}
+
+static char *append(char *at, const char *data, size_t len) {
+    if (len) memcpy(at, data, len);
+    return at + len;
+}
+
+static mw_message *build(void *space, const mw_parts *p, bool borrowed) {
+    mw_message *m = space;
+    *m = (mw_message){.refs = 1,
+                      .body_len = (uint32_t)p->body_len,
+                      .key_len = p->has_key ? (uint32_t)p->key_len : 0,
+                      .headers_len = (uint32_t)p->headers_len,
+                      .id_len = (uint8_t)p->id_len,
+                      .type_len = (uint8_t)p->type_len,
+                      .priority = p->priority,
+                      .has_key = p->has_key,
+                      .borrowed = borrowed,
+                      .time_ms = p->time_ms,
+                      .body = p->body};
+    char *at = append(m->bytes, p->id, p->id_len);
+    at = append(at, p->key, m->key_len);
+    at = append(at, p->type, p->type_len);
+    at = append(at, p->headers, p->headers_len);
+    if (!borrowed) {
+        m->body = at;
+        append(at, p->body, p->body_len);
+    }
+    return m;
+}
+
+static size_t meta_size(const mw_parts *p) {
+    return p->id_len + (p->has_key ? p->key_len : 0) + p->type_len + p->headers_len;
+}
+
+mw_message *mw_message_new(const mw_parts *p) {
+    void *space = malloc(sizeof(mw_message) + meta_size(p) + p->body_len);
+    if (!space) abort();
+    return build(space, p, false);
+}
+
+mw_message *mw_message_borrow(const mw_parts *p, void (*release)(void *owner), void *owner) {
+    mw_loan *loan = malloc(sizeof *loan + sizeof(mw_message) + meta_size(p));
+    if (!loan) abort();
+    *loan = (mw_loan){release, owner};
+    return build(loan + 1, p, true);
+}
+
+mw_message *mw_message_ref(mw_message *m) {
+    m->refs++;
+    return m;
+}
+
+void mw_message_unref(mw_message *m) {
+    if (!m || --m->refs) return;
+    if (!m->borrowed) {
+        free(m);
+        return;
+    }
+    mw_loan *loan = (mw_loan *)(void *)m - 1;
+    loan->release(loan->owner);
+    free(loan);
+}
+
+void mw_message_parts(const mw_message *m, mw_parts *out) {
+    const char *key = m->bytes + m->id_len, *type = key + m->key_len;
+    *out = (mw_parts){.body = m->body,
+                      .body_len = m->body_len,
+                      .key = key,
+                      .key_len = m->key_len,
+                      .has_key = m->has_key,
+                      .id = m->bytes,
+                      .id_len = m->id_len,
+                      .type = type,
+                      .type_len = m->type_len,
+                      .headers = type + m->type_len,
+                      .headers_len = m->headers_len,
+                      .priority = m->priority,
+                      .time_ms = m->time_ms};
+}
+
+size_t mw_message_size(const mw_message *m) {
+    return sizeof *m + m->body_len + m->key_len + m->headers_len + m->id_len + m->type_len;
+}
+
+uint64_t mw_message_lane(const mw_message *m) {
+    return m->has_key ? mw_hash64(m->bytes + m->id_len, m->key_len) : 0;
+}
+
+/* ---- header blocks ---- */
+
+enum { HEADER_PREFIX = 6 };
+
+bool mw_headers_next(const char *block, size_t len, size_t *at, mw_header *out) {
+    if (len - *at < HEADER_PREFIX || *at >= len) return false;
+    const unsigned char *p = (const unsigned char *)block + *at;
+    size_t name_len = p[0] | (size_t)p[1] << 8;
+    size_t value_len = p[2] | (size_t)p[3] << 8 | (size_t)p[4] << 16 | (size_t)p[5] << 24;
+    size_t left = len - *at - HEADER_PREFIX;
+    if (name_len > left || value_len > left - name_len) return false;
+    out->name = block + *at + HEADER_PREFIX;
+    out->name_len = name_len;
+    out->value = out->name + name_len;
+    out->value_len = value_len;
+    *at += HEADER_PREFIX + name_len + value_len;
+    return true;
+}
+
+bool mw_headers_find(const char *block, size_t len, const char *name, mw_header *out) {
+    size_t at = 0, want = strlen(name);
+    while (mw_headers_next(block, len, &at, out))
+        if (out->name_len == want && memcmp(out->name, name, want) == 0) return true;
+    return false;
+}
+
+bool mw_headers_valid(const char *block, size_t len) {
+    size_t at = 0;
+    mw_header h;
+    while (mw_headers_next(block, len, &at, &h))
+        if (h.name_len == 0 || h.name_len > MW_HEADER_NAME_MAX) return false;
+    return at == len;
+}
+
+void mw_headers_add(mw_headers *h, const char *name, size_t name_len, const char *value, size_t value_len) {
+    size_t need = h->len + HEADER_PREFIX + name_len + value_len;
+    if (need > h->capacity) {
+        h->capacity = need * 2;
+        h->data = realloc(h->data, h->capacity);
+        if (!h->data) abort();
+    }
+    unsigned char *p = (unsigned char *)h->data + h->len;
+    for (int i = 0; i < 2; i++) p[i] = (unsigned char)(name_len >> (8 * i));
+    for (int i = 0; i < 4; i++) p[2 + i] = (unsigned char)(value_len >> (8 * i));
+    append(append((char *)p + HEADER_PREFIX, name, name_len), value, value_len);
+    h->len = need;
+}
+
+void mw_headers_addf(mw_headers *h, const char *name, const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    size_t len = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
+    mw_headers_add(h, name, strlen(name), text, len);
+}
+
+void mw_headers_free(mw_headers *h) {
+    free(h->data);
+    *h = (mw_headers){0};
+}

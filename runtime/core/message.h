@@ -1,0 +1,68 @@
+/* message.h - an immutable message: body, key, headers, id, content type, publish time, priority.
+ * Reference counted; one allocation holds the record and its bytes. A driver that already has the body in
+ * memory of its own passes `owner` and `release` to mw_message_borrow instead of copying it. Loop thread only
+ * (the count is not atomic), except that a thread may build one before it hands it over. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+typedef struct mw_message mw_message;
+
+enum {
+    MW_PRIORITY_DEFAULT = 4, /* 0 lowest .. 9 highest */
+    MW_PRIORITY_MAX = 9,
+    MW_ID_MAX = 255,
+    MW_KEY_MAX = 1 << 20,
+    MW_HEADER_NAME_MAX = 255,
+    MW_HEADERS_MAX = 1 << 20, /* all of them, encoded */
+};
+#define MW_BODY_MAX ((size_t)1 << 30)
+
+/* The parts of a message. The headers are one encoded block: see mw_headers_*. */
+typedef struct mw_parts {
+    const char *body, *key, *id, *type, *headers;
+    size_t body_len, key_len, id_len, type_len, headers_len;
+    bool has_key; /* a missing key and an empty key are different things */
+    uint8_t priority;
+    int64_t time_ms; /* when it was published, since 1970 */
+} mw_parts;
+
+int mw_message_check(const mw_parts *p, mw_error *e); /* lengths, header block, priority: 0 or -1 */
+
+/* Copies everything. The parts were checked. One reference for the caller. */
+mw_message *mw_message_new(const mw_parts *p);
+/* Copies everything but the body; calls release(owner) when the last reference goes. */
+mw_message *mw_message_borrow(const mw_parts *p, void (*release)(void *owner), void *owner);
+
+mw_message *mw_message_ref(mw_message *m);
+void mw_message_unref(mw_message *m); /* NULL is fine */
+
+void mw_message_parts(const mw_message *m, mw_parts *out); /* pointers live as long as m */
+size_t mw_message_size(const mw_message *m);   /* what it costs in memory: the unit of byte limits */
+uint64_t mw_message_lane(const mw_message *m); /* hash of the key; 0 without a key */
+
+/* ---- header blocks: repeated { u16 name length, u32 value length, name, value }, little endian ---- */
+
+typedef struct mw_header {
+    const char *name, *value;
+    size_t name_len, value_len;
+} mw_header;
+
+/* Walks a block: *at starts at 0; false at the end. On a malformed block it ends early; check first. */
+bool mw_headers_next(const char *block, size_t len, size_t *at, mw_header *out);
+bool mw_headers_find(const char *block, size_t len, const char *name,
+                     mw_header *out); /* the first of that name */
+bool mw_headers_valid(const char *block, size_t len);
+
+/* A growing block. */
+typedef struct mw_headers {
+    char *data;
+    size_t len, capacity;
+} mw_headers; /* zero-initialised is empty */
+void mw_headers_add(mw_headers *h, const char *name, size_t name_len, const char *value, size_t value_len);
+void mw_headers_addf(mw_headers *h, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void mw_headers_free(mw_headers *h);
