@@ -2,7 +2,9 @@
 # languages share. The result is one C file with a table of { name, bytes, length } (runtime/lua/embedded.h).
 function(embed_lua out)
   file(GLOB_RECURSE files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/lua/*.lua
-       ${PROJECT_SOURCE_DIR}/handlers/*.lua ${PROJECT_SOURCE_DIR}/runtime/lua/ffi_api.h)
+       ${PROJECT_SOURCE_DIR}/handlers/*.lua ${PROJECT_SOURCE_DIR}/runtime/core/parts.h
+       ${PROJECT_SOURCE_DIR}/runtime/core/backoff.h ${PROJECT_SOURCE_DIR}/runtime/core/spec.h
+       ${PROJECT_SOURCE_DIR}/runtime/lua/ffi_api.h)
   list(SORT files)
   set(generated ${PROJECT_BINARY_DIR}/embedded_lua.c)
   set(inputs ${files})

@@ -19,6 +19,7 @@ struct mw_loop {
     uint64_t mono;
     int64_t wall;
     bool stopping;
+    void (*before_wait)(void);
 };
 
 static uint64_t clock_ms(clockid_t id) {
@@ -103,7 +104,10 @@ static void arm_clock(mw_loop *l, int64_t max_wait_ms) {
     ev_timer_start(l->ev, &l->clock);
 }
 
+void mw_loop_before_wait(mw_loop *l, void (*hook)(void)) { l->before_wait = hook; }
+
 void mw_loop_step(mw_loop *l, int64_t max_wait_ms) {
+    if (l->before_wait) l->before_wait();
     if (l->deferred || max_wait_ms == 0) {
         ev_run(l->ev, EVRUN_NOWAIT);
     } else {

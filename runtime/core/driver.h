@@ -199,9 +199,9 @@ typedef struct mw_driver {
         mw_sub *s, uint64_t tag,
         uint32_t unit); /* optional: a handler starts on it; a crash from here on counts as an attempt */
     void (*settle)(mw_sub *s, const mw_settlement *list, size_t count); /* list is valid during the call */
-    void (*unpark)(
-        mw_sub *s,
-        uint64_t lane); /* with MW_CAN_PARK: deliver again what was parked for this lane, in order */
+    /* With MW_CAN_PARK: deliver again what was parked for this lane, in order. While a lane has parked
+     * messages the driver delivers nothing newer of it: those wait at the broker, behind the parked ones. */
+    void (*unpark)(mw_sub *s, uint64_t lane);
     bool (*depth)(mw_sub *s, mw_depth *out); /* what is known now, without waiting */
     void (*pause)(mw_sub *s);                /* drain: deliver nothing more */
     void (*unsubscribe)(mw_sub *s);          /* everything was settled or released; answered by `closed` */

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "core/parts.h"
 
 typedef struct mw_message mw_message;
 
@@ -20,15 +21,6 @@ enum {
     MW_HEADERS_MAX = 1 << 20, /* all of them, encoded */
 };
 #define MW_BODY_MAX ((size_t)1 << 30)
-
-/* The parts of a message. The headers are one encoded block: see mw_headers_*. */
-typedef struct mw_parts {
-    const char *body, *key, *id, *type, *headers;
-    size_t body_len, key_len, id_len, type_len, headers_len;
-    bool has_key; /* a missing key and an empty key are different things */
-    uint8_t priority;
-    int64_t time_ms; /* when it was published, since 1970 */
-} mw_parts;
 
 int mw_message_check(const mw_parts *p, mw_error *e); /* lengths, header block, priority: 0 or -1 */
 

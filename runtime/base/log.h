@@ -1,0 +1,25 @@
+/* log.h - one line per event to stderr: logfmt (with colours on a terminal) or JSON.
+ *     mw_log_begin(MW_WARN, "handler failed");
+ *     mw_log_str("id", id, id_len);
+ *     mw_log_int("attempt", 2);
+ *     mw_log_end();
+ * Lines gather in a buffer that the loop flushes once a turn (mw_log_flush). Loop thread only. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum { MW_DEBUG, MW_INFO, MW_WARN, MW_ERROR, MW_SILENT } mw_level;
+typedef enum { MW_LOG_AUTO, MW_LOG_LOGFMT, MW_LOG_JSON } mw_log_format;
+
+void mw_log_setup(mw_log_format format, mw_level least);
+bool mw_log_wants(mw_level level);
+
+void mw_log_begin(mw_level level, const char *text);
+void mw_log_str(const char *key, const char *value, size_t len);
+void mw_log_text(const char *key, const char *value); /* NULL is left out */
+void mw_log_int(const char *key, int64_t value);
+void mw_log_num(const char *key, double value);
+void mw_log_end(void);
+
+void mw_log_flush(void);

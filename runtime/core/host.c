@@ -1,0 +1,17 @@
+#include "core/host.h"
+
+#include "core/link.h"
+
+const mw_host mw_core_host = {
+    .room = mw_source_room,
+    .deliver = mw_source_deliver,
+    .fence = mw_source_fence,
+    .settled = mw_source_settled,
+    .mark = mw_source_mark,
+    .closed = mw_source_closed,
+    .published = mw_link_published,
+    .claimed = mw_link_claimed,
+    .browsed = mw_link_browsed,
+    .removed = mw_link_removed,
+    .state = mw_link_state,
+};

@@ -1,0 +1,43 @@
+/* link.h - one open connection, as the core sees it: the driver behind it, and what is gathered for it during
+ * a turn of the loop. Publications and dedupe records are handed to the driver in batches, in the order they
+ * were given. */
+#pragma once
+#include "core/driver.h"
+
+typedef struct mw_confirm mw_confirm;
+struct mw_confirm { /* embed it; called once the broker has the message, or refused it */
+    void (*done)(mw_confirm *c, const mw_error *e);
+};
+
+typedef struct mw_claimant mw_claimant;
+struct mw_claimant {
+    void (*answer)(mw_claimant *c, mw_claim claim, const mw_error *e);
+};
+
+typedef struct mw_browser mw_browser;
+struct mw_browser {
+    void (*browsed)(mw_browser *b, const mw_entry *entries, size_t count, uint64_t last, const mw_error *e);
+    void (*removed)(mw_browser *b, size_t count, const mw_error *e);
+};
+
+/* Checks the address and finds its driver, without touching the broker. */
+mw_link *mw_link_new(mw_loop *loop, const char *url, mw_error *e);
+int mw_link_open(mw_link *l, mw_error *e); /* twice is once */
+void mw_link_close(mw_link *l); /* no pipeline uses it any more; NULL is fine */
+
+const mw_driver *mw_link_driver(const mw_link *l);
+mw_conn *mw_link_conn(const mw_link *l);
+const char *mw_link_url(const mw_link *l); /* without a password */
+mw_loop *mw_link_loop(const mw_link *l);
+
+/* p->cookie is ignored: the answer goes to `confirm`. The message and channel live until then. */
+void mw_link_publish(mw_link *l, const mw_publication *p, mw_confirm *confirm);
+void mw_link_claim(mw_link *l, const char *key, size_t len, int64_t lease_ms, mw_claimant *c);
+void mw_link_done(mw_link *l, const char *key, size_t len, int64_t ttl_ms);
+void mw_link_release(mw_link *l, const char *key, size_t len);
+void mw_link_flush(mw_link *l); /* now instead of at the end of the turn */
+
+void mw_link_browse(mw_link *l, mw_browse b, mw_browser *who);
+void mw_link_remove(mw_link *l, mw_removal r, mw_browser *who);
+
+extern const mw_host mw_core_host; /* pipeline.c: what every driver calls */

@@ -1,0 +1,221 @@
+/* pipeline.c - the life of a pipeline: made, started, drained, closed; and the memory of its deliveries. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "core/host.h"
+#include "core/pipeline_defs.h"
+
+enum { SLAB = 256 };
+
+/* ---- making and checking ---- */
+
+static int check(const mw_pipeline_spec *s, mw_error *e) {
+    unsigned can = mw_link_driver(s->from)->can;
+    const char *driver = mw_link_driver(s->from)->name;
+    if (s->on_dead != MW_DEAD_CONTINUE && s->order == MW_ORDER_NONE)
+        return mw_fail(e, MW_EUSAGE, false,
+                       "on_dead holds keys, but order = \"none\" has none: set order = \"key\"");
+    if (s->on_dead != MW_DEAD_CONTINUE && !(can & MW_CAN_PARK))
+        return mw_fail(
+            e, MW_EUSAGE, false,
+            "on_dead = \"hold_key\" and \"dead_key\" need a broker that can park messages; %s cannot",
+            driver);
+    if (s->batch_size > 1 && s->order == MW_ORDER_SOURCE)
+        return mw_fail(e, MW_EUSAGE, false,
+                       "handle_batch with order = \"source\" would get one message at a time: use order = "
+                       "\"key\" or handle");
+    if (s->dedupe && !(mw_link_driver(s->dedupe)->can & MW_CAN_DEDUPE))
+        return mw_fail(e, MW_EUSAGE, false, "%s cannot keep dedupe records: name another store", driver);
+    return 0;
+}
+
+static char *keep(char **at, const char *text) {
+    char *here = *at;
+    size_t n = strlen(text) + 1;
+    memcpy(here, text, n);
+    *at += n;
+    return here;
+}
+
+mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events events, mw_error *e) {
+    if (check(spec, e)) return NULL;
+    mw_pipeline *p = calloc(1, sizeof *p);
+    char *at = p ? malloc(strlen(spec->name) + strlen(spec->channel) + strlen(spec->group) +
+                          strlen(spec->dead_channel) + 4)
+                 : NULL;
+    if (!at) abort();
+    p->spec = *spec;
+    p->strings = at;
+    p->spec.name = keep(&at, spec->name);
+    p->spec.channel = keep(&at, spec->channel);
+    p->spec.group = keep(&at, spec->group);
+    p->spec.dead_channel = keep(&at, spec->dead_channel);
+    p->events = events;
+    p->loop = mw_link_loop(spec->from);
+    p->driver = mw_link_driver(spec->from);
+    p->source.pipeline = p;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    p->random = mw_hash64(&now, sizeof now);
+    return p;
+}
+
+int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
+    mw_subscription s = {.channel = p->spec.channel,
+                         .group = p->spec.group,
+                         .order = (mw_order)p->spec.order,
+                         .own_key = p->spec.own_key,
+                         .from_start = p->spec.from_start,
+                         .lease_ms = p->spec.lease_ms,
+                         .source = &p->source};
+    p->sub = p->driver->subscribe(mw_link_conn(p->spec.from), &s, e);
+    return p->sub ? 0 : -1;
+}
+
+void mw_pipeline_free(mw_pipeline *p) {
+    if (!p) return;
+    while (p->all) mw_delivery_free(p->all);
+    mw_timer_stop(&p->batch_timer);
+    mw_timer_stop(&p->breaker_timer);
+    mw_deferred_cancel(p->loop, &p->flush);
+    uint32_t at = 0;
+    for (mw_lane *l; (l = mw_map_next(&p->lanes, &at, NULL));) free(l);
+    for (mw_lane *l = p->free_lanes, *next; l; l = next) {
+        next = l->next_free;
+        free(l);
+    }
+    mw_map_free(&p->lanes);
+    mw_map_free(&p->marks);
+    for (size_t i = 0; i < p->slabs.len / sizeof(void *); i++)
+        free(((mw_delivery **)(void *)p->slabs.data)[i]);
+    mw_buf_free(&p->slabs);
+    mw_buf_free(&p->settlements);
+    free(p->strings);
+    free(p);
+}
+
+/* ---- draining ---- */
+
+/* What no handler has begun goes back to the broker; running handlers may finish. */
+void mw_pipeline_drain(mw_pipeline *p) {
+    if (p->draining) return;
+    p->draining = true;
+    if (!p->sub) {
+        p->closed = true;
+        p->events.closed(p->events.owner, p);
+        return;
+    }
+    p->driver->pause(p->sub);
+    for (mw_delivery *d = p->all, *next; d; d = next) {
+        next = d->all_next;
+        if (d->state == MW_D_SETTLING || d->state == MW_D_RUNNING) continue;
+        if (d->state == MW_D_READY)
+            mw_delivery_unready(d);
+        else if (d->state == MW_D_UNKEYED)
+            mw_list_remove(&p->unkeyed, d);
+        mw_lane_forget(d);
+        mw_settle_simple(d, MW_SETTLE_RELEASE);
+    }
+    mw_pipeline_flush(p);
+    mw_pipeline_check_drained(p);
+}
+
+void mw_source_closed(mw_source *s) {
+    mw_pipeline *p = s->pipeline;
+    p->closed = true;
+    p->sub = NULL;
+    p->events.closed(p->events.owner, p);
+}
+
+bool mw_pipeline_idle(mw_pipeline *p) {
+    mw_depth depth = {0};
+    if (p->all || !p->sub || !p->driver->depth(p->sub, &depth) || !depth.known) return false;
+    return depth.ready == 0 && depth.delayed == 0 && depth.unsettled == 0;
+}
+
+/* ---- small questions ---- */
+
+void mw_pipeline_set_generation(mw_pipeline *p, uint32_t generation) { p->generation = generation; }
+const char *mw_pipeline_name(const mw_pipeline *p) { return p->spec.name; }
+const mw_pipeline_spec *mw_pipeline_settings(const mw_pipeline *p) { return &p->spec; }
+void mw_pipeline_counters(const mw_pipeline *p, mw_counters *out) { *out = p->counters; }
+uint32_t mw_pipeline_in_flight(const mw_pipeline *p) { return p->in_flight; }
+uint32_t mw_pipeline_running(const mw_pipeline *p) { return p->running; }
+mw_message *mw_delivery_message(const mw_delivery *d) { return d->msg; }
+uint32_t mw_delivery_attempt(const mw_delivery *d) { return d->attempt; }
+mw_pipeline *mw_delivery_pipeline(const mw_delivery *d) { return d->pipeline; }
+bool mw_delivery_fenced(const mw_delivery *d) { return d->fenced; }
+
+void mw_pipeline_wake(mw_pipeline *p) { p->events.ready(p->events.owner, p); }
+
+double mw_pipeline_random(mw_pipeline *p) { /* xorshift64*: jitter needs spread, not secrecy */
+    p->random ^= p->random >> 12;
+    p->random ^= p->random << 25;
+    p->random ^= p->random >> 27;
+    return (double)((p->random * 0x2545f4914f6cdd1du) >> 11) / 9007199254740992.0;
+}
+
+/* ---- deliveries ---- */
+
+mw_delivery *mw_delivery_new(mw_pipeline *p) {
+    if (!p->free_deliveries) {
+        mw_delivery *slab = malloc(SLAB * sizeof *slab);
+        if (!slab) abort();
+        mw_buf_add(&p->slabs, &slab, sizeof slab);
+        for (int i = SLAB - 1; i >= 0; i--) {
+            slab[i].next = p->free_deliveries;
+            p->free_deliveries = &slab[i];
+        }
+    }
+    mw_delivery *d = p->free_deliveries;
+    p->free_deliveries = d->next;
+    memset(d, 0, sizeof *d);
+    d->pipeline = p;
+    d->all_next = p->all;
+    d->all_back = &p->all;
+    if (p->all) p->all->all_back = &d->all_next;
+    p->all = d;
+    return d;
+}
+
+void mw_delivery_free(mw_delivery *d) {
+    mw_pipeline *p = d->pipeline;
+    mw_timer_stop(&d->timer);
+    if (d->outgoing) mw_outgoing_discard(d);
+    p->in_flight--;
+    p->in_flight_bytes -= mw_message_size(d->msg);
+    mw_message_unref(d->msg);
+    mw_text_unref(d->first_error);
+    mw_text_unref(d->error);
+    free(d->dedupe_key);
+    *d->all_back = d->all_next;
+    if (d->all_next) d->all_next->all_back = d->all_back;
+    d->pipeline = NULL;
+    d->next = p->free_deliveries;
+    p->free_deliveries = d;
+    if (p->draining) mw_pipeline_check_drained(p);
+}
+
+void mw_list_push(mw_list *l, mw_delivery *d) {
+    d->next = NULL;
+    d->prev = l->last;
+    if (l->last)
+        l->last->next = d;
+    else
+        l->first = d;
+    l->last = d;
+}
+
+void mw_list_remove(mw_list *l, mw_delivery *d) {
+    if (d->prev)
+        d->prev->next = d->next;
+    else
+        l->first = d->next;
+    if (d->next)
+        d->next->prev = d->prev;
+    else
+        l->last = d->prev;
+    d->next = d->prev = NULL;
+}

@@ -1,0 +1,71 @@
+/* pipeline.h - a channel, a handler and a policy: deliveries come in from the driver, wait in their lane, are
+ * taken by the Lua worker, and are settled by its verdict. One pipeline has one source. The functions marked
+ * [lua] are leaf calls made through FFI: they never call back into Lua; the rest is called by the
+ * application. Loop thread only. */
+#pragma once
+#include "core/driver.h"
+#include "core/link.h"
+#include "core/spec.h"
+
+typedef struct mw_pipeline mw_pipeline;
+typedef struct mw_delivery mw_delivery;
+
+typedef struct mw_pipeline_events { /* how a pipeline tells its owner; called at any time, must only note and
+                                       defer */
+    void (*ready)(void *owner, mw_pipeline *p);   /* there may be something to take */
+    void (*expired)(void *owner, mw_pipeline *p); /* mw_pipeline_expired has something */
+    void (*closed)(void *owner, mw_pipeline *p);  /* after mw_pipeline_drain: nothing is left */
+    void *owner;
+} mw_pipeline_events;
+
+mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events events, mw_error *e);
+int mw_pipeline_start(mw_pipeline *p, mw_error *e);
+void mw_pipeline_free(mw_pipeline *p);  /* closed, or never started; NULL is fine */
+void mw_pipeline_flush(mw_pipeline *p); /* hands the gathered settlements to the driver; the owner calls it
+                                           after each Lua tick */
+void mw_pipeline_drain(mw_pipeline *p); /* stop fetching, give back what has not begun, finish the rest */
+bool mw_pipeline_idle(
+    mw_pipeline *p); /* nothing in flight, nothing waiting at the broker, no retry pending */
+
+void mw_pipeline_set_generation(mw_pipeline *p, uint32_t generation); /* stands in dead letters */
+const char *mw_pipeline_name(const mw_pipeline *p);
+const mw_pipeline_spec *mw_pipeline_settings(const mw_pipeline *p);
+void mw_pipeline_counters(const mw_pipeline *p, mw_counters *out);
+uint32_t mw_pipeline_in_flight(const mw_pipeline *p);
+uint32_t mw_pipeline_running(const mw_pipeline *p);
+
+/* [lua] Deliveries whose lane the pipeline's own key decides: the oldest that has none yet, or NULL. */
+mw_delivery *mw_pipeline_unkeyed(mw_pipeline *p);
+void mw_delivery_set_lane(mw_delivery *d, const char *key, size_t len, bool has_key);
+
+/* [lua] The next delivery to handle, or NULL: nothing ready, concurrency used up, paused, or this turn's
+ * budget spent. */
+mw_delivery *mw_pipeline_take(mw_pipeline *p);
+/* [lua] A batch: up to batch_size deliveries, 0 while the batch is still filling. Counts as one handler. */
+uint32_t mw_pipeline_take_batch(mw_pipeline *p, mw_delivery **out, uint32_t max);
+void mw_pipeline_budget(mw_pipeline *p, uint32_t messages); /* at the start of a turn */
+
+/* [lua] The handler waits: from now on its deadline runs. false: it has passed already. */
+bool mw_delivery_wait(mw_delivery *d);
+mw_delivery *
+mw_pipeline_expired(mw_pipeline *p); /* [lua] a delivery whose deadline passed while it waited, or NULL */
+
+/* [lua] Verdicts; d is gone afterwards. Texts are copied. */
+void mw_delivery_ack(mw_delivery *d);
+void mw_delivery_retry(mw_delivery *d, int64_t after_ms, const char *class_name, const char *reason,
+                       size_t reason_len);
+void mw_delivery_reject(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len);
+void mw_delivery_drop(mw_delivery *d, const char *reason, size_t reason_len);
+void mw_delivery_duplicate(mw_delivery *d); /* seen before: settled without handling */
+void mw_delivery_busy(mw_delivery *d); /* a twin is being handled: looked at again soon, no attempt counted */
+
+/* [lua] What the handler publishes: kept with the delivery until its ack, discarded on any other verdict. */
+int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_message *m, int64_t delay_ms);
+
+/* [lua] Dedupe: answers through `answer` later. The key is remembered and marked done with the ack. */
+void mw_delivery_claim(mw_delivery *d, const char *key, size_t len, mw_claimant *c);
+
+mw_message *mw_delivery_message(const mw_delivery *d);
+uint32_t mw_delivery_attempt(const mw_delivery *d);
+mw_pipeline *mw_delivery_pipeline(const mw_delivery *d);
+bool mw_delivery_fenced(const mw_delivery *d);

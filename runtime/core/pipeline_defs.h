@@ -1,0 +1,155 @@
+/* pipeline_defs.h - the structs behind pipeline.h, shared by the files that make up a pipeline and by nobody
+ * else: pipeline.c (life), source.c (what the driver says), lanes.c (order), take.c (hand-out), verdict.c
+ * (what an answer costs), settle.c (telling the broker), dead.c (dead letters). */
+#pragma once
+#include "base/buf.h"
+#include "base/hash.h"
+#include "core/pipeline.h"
+
+typedef enum {
+    MW_D_UNKEYED,  /* its lane is not known yet */
+    MW_D_WAITING,  /* in its lane, behind another */
+    MW_D_READY,    /* may be taken */
+    MW_D_RUNNING,  /* a handler has it */
+    MW_D_HELD,     /* failed; keeps its lane until the timer fires */
+    MW_D_SETTLING, /* its fate is decided; publishes or settlement are under way */
+} mw_delivery_state;
+
+typedef struct mw_lane {
+    uint64_t key;
+    mw_delivery *current;      /* the one that holds the lane */
+    mw_delivery *first, *last; /* behind it */
+    uint32_t count;            /* behind it */
+    bool parked;               /* the broker keeps later ones until the lane is empty */
+    struct mw_lane *next_free;
+} mw_lane;
+
+typedef struct mw_outgoing mw_outgoing;
+struct mw_outgoing { /* one publish of a handler, or a dead letter */
+    mw_confirm confirm;
+    mw_outgoing *next;
+    mw_delivery *delivery;
+    mw_link *link;
+    mw_message *msg;
+    int64_t delay_ms;
+    char channel[];
+};
+
+struct mw_delivery {
+    mw_pipeline *pipeline;
+    mw_message *msg;
+    uint64_t tag, lane_key;
+    uint32_t unit, attempt;
+    mw_delivery *next, *prev;          /* in the ready list, the unkeyed list, or its lane (next only) */
+    mw_delivery *all_next, **all_back; /* every delivery of the pipeline */
+    mw_lane *lane;
+    mw_timer timer; /* held retry, deadline, or the next try to settle */
+    mw_text *first_error, *error;
+    int64_t not_before;
+    uint64_t deadline; /* of the running handler, monotonic ms */
+    mw_outgoing *outgoing, **outgoing_tail;
+    uint32_t outgoing_count, confirms_left;
+    mw_publication *publications; /* for an atomic settlement; lives until it is settled */
+    char *dedupe_key;
+    uint32_t dedupe_len;
+    uint32_t settle_tries;
+    int64_t delay_ms;
+    uint8_t state; /* mw_delivery_state */
+    uint8_t op;    /* mw_settle_op, once settling */
+    uint8_t mark;  /* mw_mark to set with the ack */
+    bool fenced : 1, counted : 1, hold : 1, failed_publish : 1, dead_letter : 1, replay : 1, expired : 1;
+};
+
+typedef struct mw_list {
+    mw_delivery *first, *last;
+} mw_list;
+
+typedef enum { MW_CLOSED_BREAKER, MW_OPEN, MW_HALF_OPEN } mw_breaker_state;
+
+struct mw_source {
+    mw_pipeline *pipeline;
+};
+
+enum { MW_LEVELS = MW_PRIORITY_MAX + 1 };
+
+struct mw_pipeline {
+    mw_pipeline_spec spec;
+    mw_pipeline_events events;
+    mw_loop *loop;
+    mw_source source;
+    const mw_driver *driver;
+    mw_sub *sub;
+    char *strings; /* what spec's texts point into */
+
+    mw_list ready[MW_LEVELS];
+    uint32_t ready_levels, ready_count; /* levels: bit set = not empty */
+    mw_list unkeyed, expired;
+    mw_delivery *all;
+    uint32_t in_flight, running, budget;
+    size_t in_flight_bytes;
+    bool paused; /* told the driver "no room"; it waits for resume */
+    bool draining, unsubscribed, closed, batch_due;
+    mw_timer batch_timer;
+
+    mw_map lanes; /* key -> mw_lane */
+    mw_map marks; /* key -> mw_mark */
+    mw_lane *free_lanes;
+    mw_delivery *free_deliveries;
+    mw_buf slabs; /* of mw_delivery * */
+
+    mw_buf settlements;
+    mw_deferred flush;
+
+    mw_breaker_state breaker;
+    uint32_t outages;
+    mw_timer breaker_timer;
+
+    uint64_t random;
+    uint32_t generation;
+    mw_counters counters;
+};
+
+/* pipeline.c */
+mw_delivery *mw_delivery_new(mw_pipeline *p);
+void mw_delivery_free(mw_delivery *d); /* gives back memory, window and outgoing; not in any list by then */
+void mw_pipeline_wake(mw_pipeline *p);
+void mw_pipeline_check_drained(mw_pipeline *p);
+double mw_pipeline_random(mw_pipeline *p); /* [0, 1) */
+
+/* lists */
+void mw_list_push(mw_list *l, mw_delivery *d);
+void mw_list_remove(mw_list *l, mw_delivery *d);
+
+/* source.c */
+void mw_source_maybe_resume(mw_pipeline *p);
+void mw_delivery_start_or_hold(mw_delivery *d);
+
+/* lanes.c */
+void mw_lane_enter(mw_delivery *d);  /* READY, WAITING, parked or dead, as its lane says */
+void mw_lane_leave(mw_delivery *d);  /* the next one moves up; no lane is fine */
+void mw_lane_forget(mw_delivery *d); /* takes a waiting one out of the queue */
+void mw_lane_mark(mw_pipeline *p, uint64_t lane, mw_mark mark);
+
+/* take.c */
+void mw_delivery_make_ready(mw_delivery *d);
+void mw_delivery_unready(mw_delivery *d);
+void mw_delivery_end_run(mw_delivery *d); /* the handler is done with it */
+void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy);
+void mw_breaker_success(mw_pipeline *p);
+
+/* settle.c */
+void mw_settle_ack(
+    mw_delivery *d); /* after its publishes; keeps its lane until confirmed when there are any */
+void mw_settle_retry(mw_delivery *d, int64_t delay_ms, bool counted, mw_text *error);
+void mw_settle_simple(mw_delivery *d, mw_settle_op op); /* PARK, RELEASE */
+void mw_outgoing_discard(mw_delivery *d);
+
+/* verdict.c */
+void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len);
+void mw_verdict_publish_failed(mw_delivery *d, const mw_error *e);
+
+/* dead.c */
+mw_message *mw_dead_letter(const mw_delivery *d, const char *class_name, const char *reason,
+                           size_t reason_len);
+void mw_delivery_log(int level, const char *text,
+                     const mw_delivery *d); /* begins a line: id, pipeline, attempt */

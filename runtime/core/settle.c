@@ -1,0 +1,270 @@
+/* settle.c - telling the broker. Settlements gather during a turn and go to the driver as one batch. An ack
+ * comes after the publishes it depends on: in the same transaction where the broker has one, otherwise after
+ * every confirm. What cannot be settled now is tried again; nothing is given up except what was fenced. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "core/host.h"
+#include "core/pipeline_defs.h"
+
+enum { TRY_AGAIN_MS = 100, TRY_AGAIN_CAP_MS = 5000 };
+
+/* ---- the batch ---- */
+
+static void turn_end(mw_deferred *f) {
+    mw_pipeline *p = mw_container_of(f, mw_pipeline, flush);
+    mw_pipeline_flush(p);
+    if (p->draining && !p->all && p->sub && !p->unsubscribed) {
+        p->unsubscribed = true;
+        p->driver->unsubscribe(p->sub);
+    }
+}
+
+void mw_pipeline_check_drained(mw_pipeline *p) {
+    if (p->draining && !p->all) mw_defer(p->loop, &p->flush, turn_end);
+}
+
+void mw_pipeline_flush(mw_pipeline *p) {
+    if (!p->settlements.len) return;
+    if (p->spec.dedupe) mw_link_flush(p->spec.dedupe); /* "done" stands before the ack */
+    mw_buf batch = p->settlements;
+    p->settlements = (mw_buf){0}; /* the driver may cause new ones */
+    p->driver->settle(p->sub, (mw_settlement *)(void *)batch.data, batch.len / sizeof(mw_settlement));
+    if (p->settlements.data) {
+        mw_buf_free(&batch);
+    } else {
+        batch.len = 0;
+        p->settlements = batch;
+    }
+}
+
+static void submit(mw_delivery *d) {
+    mw_pipeline *p = d->pipeline;
+    mw_settlement s = {.op = (mw_settle_op)d->op,
+                       .tag = d->tag,
+                       .unit = d->unit,
+                       .attempt = d->attempt,
+                       .delay_ms = d->delay_ms,
+                       .hold = d->hold,
+                       .error = d->error,
+                       .lane = d->lane_key,
+                       .mark = (mw_mark)d->mark,
+                       .publish = d->publications,
+                       .publish_count = d->publications ? d->outgoing_count : 0,
+                       .cookie = d};
+    mw_buf_add(&p->settlements, &s, sizeof s);
+    mw_defer(p->loop, &p->flush, turn_end);
+}
+
+void mw_settle_simple(mw_delivery *d, mw_settle_op op) {
+    mw_pipeline *p = d->pipeline;
+    d->state = MW_D_SETTLING;
+    d->op = (uint8_t)op;
+    if (op == MW_SETTLE_PARK)
+        p->counters.parked++;
+    else
+        p->counters.released++;
+    submit(d);
+}
+
+/* ---- ack ---- */
+
+static void submit_ack(mw_delivery *d) {
+    mw_pipeline *p = d->pipeline;
+    if (d->dedupe_key) {
+        if (d->dead_letter)
+            mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+        else
+            mw_link_done(p->spec.dedupe, d->dedupe_key, d->dedupe_len, p->spec.dedupe_ttl_ms);
+    }
+    submit(d);
+}
+
+static bool all_in_one_transaction(const mw_delivery *d) {
+    const mw_pipeline *p = d->pipeline;
+    if (!(p->driver->can & MW_CAN_ATOMIC)) return false;
+    for (const mw_outgoing *o = d->outgoing; o; o = o->next)
+        if (o->link != p->spec.from) return false;
+    return true;
+}
+
+static void attach_publications(mw_delivery *d) {
+    d->publications = malloc(d->outgoing_count * sizeof *d->publications);
+    if (!d->publications) abort();
+    size_t n = 0;
+    for (mw_outgoing *o = d->outgoing; o; o = o->next)
+        d->publications[n++] =
+            (mw_publication){.channel = o->channel, .msg = o->msg, .delay_ms = o->delay_ms};
+}
+
+static void confirmed(mw_confirm *c, const mw_error *e);
+
+static void publish_all(mw_delivery *d) {
+    d->confirms_left = d->outgoing_count;
+    d->failed_publish = false;
+    for (mw_outgoing *o = d->outgoing; o; o = o->next) {
+        o->confirm.done = confirmed;
+        mw_publication m = {.channel = o->channel, .msg = o->msg, .delay_ms = o->delay_ms};
+        mw_link_publish(o->link, &m, &o->confirm);
+    }
+}
+
+void mw_settle_ack(mw_delivery *d) {
+    d->state = MW_D_SETTLING;
+    d->op = MW_SETTLE_ACK;
+    if (!d->outgoing) { /* nothing can fail that would make it run again: the lane may move on */
+        mw_lane_leave(d);
+        submit_ack(d);
+    } else if (all_in_one_transaction(d)) {
+        attach_publications(d);
+        submit_ack(d);
+    } else {
+        publish_all(d);
+    }
+}
+
+/* ---- publishes outside of the transaction ---- */
+
+static void discard(mw_delivery *d) { /* fenced: somebody else has the message now */
+    mw_pipeline *p = d->pipeline;
+    if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+    mw_lane_leave(d);
+    mw_delivery_free(d);
+}
+
+static int64_t settle_backoff(mw_delivery *d) {
+    mw_backoff b = {.base = TRY_AGAIN_MS / 1000.0, .cap = TRY_AGAIN_CAP_MS / 1000.0, .jitter = 0.2};
+    return mw_backoff_delay(&b, ++d->settle_tries, mw_pipeline_random(d->pipeline));
+}
+
+static void publish_again(mw_timer *t) { publish_all(mw_container_of(t, mw_delivery, timer)); }
+
+static void confirmed(mw_confirm *c, const mw_error *e) {
+    mw_delivery *d = mw_container_of(c, mw_outgoing, confirm)->delivery;
+    mw_pipeline *p = d->pipeline;
+    mw_error first = {0};
+    if (e) {
+        first = *e;
+        if (!d->failed_publish) {
+            mw_text_unref(d->error);
+            d->error = mw_text_new(e->text, strlen(e->text));
+        }
+        d->failed_publish = true;
+    }
+    if (--d->confirms_left) return;
+    if (d->fenced) {
+        discard(d);
+    } else if (!d->failed_publish) {
+        submit_ack(d);
+    } else if (d->dead_letter) { /* it waits for its dead-letter channel; it is never dropped */
+        mw_delivery_log(MW_ERROR, "dead-letter channel refuses, waiting", d);
+        mw_log_text("error", d->error->data);
+        mw_log_end();
+        mw_timer_start(p->loop, &d->timer, settle_backoff(d), publish_again);
+    } else {
+        if (!e) mw_fail(&first, MW_ECLOSED, true, "%s", d->error->data);
+        mw_verdict_publish_failed(d, &first);
+    }
+}
+
+int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_message *m, int64_t delay_ms) {
+    size_t n = strlen(channel) + 1;
+    mw_outgoing *o = malloc(sizeof *o + n);
+    if (!o) abort();
+    *o = (mw_outgoing){.delivery = d, .link = link, .msg = mw_message_ref(m), .delay_ms = delay_ms};
+    memcpy(o->channel, channel, n);
+    if (!d->outgoing) d->outgoing_tail = &d->outgoing;
+    *d->outgoing_tail = o;
+    d->outgoing_tail = &o->next;
+    d->outgoing_count++;
+    return 0;
+}
+
+void mw_outgoing_discard(mw_delivery *d) {
+    for (mw_outgoing *o = d->outgoing, *next; o; o = next) {
+        next = o->next;
+        mw_message_unref(o->msg);
+        free(o);
+    }
+    free(d->publications);
+    d->publications = NULL;
+    d->outgoing = NULL;
+    d->outgoing_count = 0;
+}
+
+/* ---- retry ---- */
+
+void mw_settle_retry(mw_delivery *d, int64_t delay_ms, bool counted, mw_text *error) {
+    mw_pipeline *p = d->pipeline;
+    d->state = MW_D_SETTLING;
+    d->op = MW_SETTLE_RETRY;
+    d->hold = d->lane || !(p->driver->can & MW_CAN_RETRY);
+    d->delay_ms = delay_ms;
+    if (!counted) d->attempt--; /* the broker's count stays where it was */
+    mw_text_unref(d->error);
+    d->error = mw_text_ref(error);
+    if (!d->first_error) d->first_error = mw_text_ref(error);
+    if (d->dedupe_key) {
+        mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+        free(d->dedupe_key);
+        d->dedupe_key = NULL;
+    }
+    submit(d);
+}
+
+static void run_again(mw_timer *t) { mw_delivery_make_ready(mw_container_of(t, mw_delivery, timer)); }
+
+static void retry_stands(mw_delivery *d) {
+    if (!d->hold) {
+        mw_lane_leave(d);
+        mw_delivery_free(d);
+    } else if (d->pipeline->draining) {
+        mw_lane_leave(d);
+        mw_settle_simple(d, MW_SETTLE_RELEASE);
+    } else {
+        d->attempt++;
+        d->state = MW_D_HELD;
+        mw_timer_start(d->pipeline->loop, &d->timer, d->delay_ms, run_again);
+    }
+}
+
+/* ---- the driver's answer ---- */
+
+static void submit_again(mw_timer *t) { submit(mw_container_of(t, mw_delivery, timer)); }
+
+static void not_settled(mw_delivery *d, const mw_error *e) {
+    mw_pipeline *p = d->pipeline;
+    if (e->code == MW_EFENCED || d->fenced) {
+        if (!d->fenced) p->counters.fenced++;
+        mw_delivery_log(MW_WARN, "fenced: verdict discarded", d);
+        mw_log_end();
+        discard(d);
+    } else if (!e->retryable && d->publications && !d->dead_letter) {
+        mw_verdict_publish_failed(d, e);
+    } else {
+        mw_delivery_log(MW_ERROR, "cannot settle, trying again", d);
+        mw_log_text("error", e->text);
+        mw_log_end();
+        mw_timer_start(p->loop, &d->timer, settle_backoff(d), submit_again);
+    }
+}
+
+void mw_source_settled(mw_source *s, void *cookie, const mw_error *e) {
+    mw_pipeline *p = s->pipeline;
+    mw_delivery *d = cookie;
+    if (e) {
+        not_settled(d, e);
+    } else if (d->op == MW_SETTLE_RETRY) {
+        if (d->fenced)
+            discard(d);
+        else
+            retry_stands(d);
+    } else {
+        if (d->op == MW_SETTLE_ACK) p->counters.published += d->outgoing_count - (d->dead_letter ? 1 : 0);
+        if (d->mark == MW_MARK_NONE) mw_source_mark(s, d->lane_key, MW_MARK_NONE);
+        mw_lane_leave(d);
+        mw_delivery_free(d);
+    }
+    mw_source_maybe_resume(p);
+}

@@ -1,0 +1,131 @@
+/* source.c - what the driver says: messages come in, bounded by count and bytes; some are fenced away; keys
+ * are marked. */
+#include "core/host.h"
+#include "core/pipeline_defs.h"
+
+static bool has_room(const mw_pipeline *p, uint32_t count, size_t bytes) {
+    return p->in_flight < count && p->in_flight_bytes < bytes;
+}
+
+size_t mw_source_room(mw_source *s, size_t *bytes) {
+    mw_pipeline *p = s->pipeline;
+    bool open =
+        !p->draining && p->breaker != MW_OPEN && has_room(p, p->spec.buffer_count, p->spec.buffer_bytes);
+    *bytes = open ? p->spec.buffer_bytes - p->in_flight_bytes : 0;
+    p->paused = !open;
+    return open ? p->spec.buffer_count - p->in_flight : 0;
+}
+
+/* Below the low mark, half of the high one: not at every message, so that the driver fetches whole batches.
+ */
+void mw_source_maybe_resume(mw_pipeline *p) {
+    if (!p->paused || p->draining || p->breaker == MW_OPEN || !p->sub) return;
+    if (!has_room(p, p->spec.buffer_count / 2 + 1, p->spec.buffer_bytes / 2 + 1)) return;
+    p->paused = false;
+    p->driver->resume(p->sub);
+}
+
+static void held_until(mw_timer *t) {
+    mw_delivery *d = mw_container_of(t, mw_delivery, timer);
+    mw_delivery_make_ready(d);
+}
+
+/* A retry that a crash interrupted: it holds its lane until its time, as it did before. */
+static void hold(mw_delivery *d, int64_t wait_ms) {
+    d->state = MW_D_HELD;
+    mw_timer_start(d->pipeline->loop, &d->timer, wait_ms, held_until);
+}
+
+static mw_delivery *accept(mw_pipeline *p, const mw_incoming *in) {
+    mw_delivery *d = mw_delivery_new(p);
+    d->msg = in->msg;
+    d->tag = in->tag;
+    d->unit = in->unit;
+    d->attempt = in->attempt ? in->attempt : 1;
+    d->first_error = in->first_error;
+    d->not_before = in->not_before;
+    p->in_flight++;
+    p->in_flight_bytes += mw_message_size(in->msg);
+    p->counters.received++;
+    return d;
+}
+
+void mw_source_deliver(mw_source *s, const mw_incoming *in, size_t count) {
+    mw_pipeline *p = s->pipeline;
+    for (size_t i = 0; i < count; i++) {
+        mw_delivery *d = accept(p, &in[i]);
+        if (p->draining) {
+            mw_settle_simple(d, MW_SETTLE_RELEASE);
+        } else if (p->spec.own_key) {
+            d->state = MW_D_UNKEYED;
+            mw_list_push(&p->unkeyed, d);
+        } else {
+            if (p->spec.order == MW_ORDER_KEY)
+                d->lane_key = mw_message_lane(d->msg);
+            else if (p->spec.order == MW_ORDER_SOURCE)
+                d->lane_key = (uint64_t)d->unit + 1;
+            mw_lane_enter(d);
+        }
+    }
+    if (p->ready_count || p->unkeyed.first) mw_pipeline_wake(p);
+}
+
+mw_delivery *mw_pipeline_unkeyed(mw_pipeline *p) { return p->unkeyed.first; }
+
+void mw_delivery_set_lane(mw_delivery *d, const char *key, size_t len, bool has_key) {
+    mw_list_remove(&d->pipeline->unkeyed, d);
+    d->lane_key = has_key ? mw_hash64(key, len) : 0;
+    mw_lane_enter(d);
+}
+
+/* An interrupted held retry, once its lane is its own, waits out its time. */
+void mw_delivery_start_or_hold(mw_delivery *d) {
+    int64_t wait = d->not_before ? d->not_before - mw_loop_wall_ms(d->pipeline->loop) : 0;
+    d->not_before = 0;
+    if (wait > 0)
+        hold(d, wait);
+    else
+        mw_delivery_make_ready(d);
+}
+
+/* Running handlers go on, but their verdict will be discarded; a settlement under way is answered by the
+ * driver. The lane of a running one stays taken until it ends, so that its twin does not run beside it. */
+void mw_source_fence(mw_source *s, uint32_t unit) {
+    mw_pipeline *p = s->pipeline;
+    for (mw_delivery *d = p->all, *next; d; d = next) {
+        next = d->all_next;
+        if (d->fenced || (unit != MW_UNIT_ALL && d->unit != unit)) continue;
+        p->counters.fenced++;
+        d->fenced = true;
+        switch ((mw_delivery_state)d->state) {
+        case MW_D_RUNNING:
+        case MW_D_SETTLING: break;
+        case MW_D_READY:
+            mw_delivery_unready(d);
+            mw_lane_leave(d);
+            mw_delivery_free(d);
+            break;
+        case MW_D_UNKEYED:
+            mw_list_remove(&p->unkeyed, d);
+            mw_delivery_free(d);
+            break;
+        case MW_D_HELD:
+            mw_lane_leave(d);
+            mw_delivery_free(d);
+            break;
+        case MW_D_WAITING:
+            mw_lane_forget(d);
+            mw_delivery_free(d);
+            break;
+        }
+    }
+    mw_source_maybe_resume(p);
+}
+
+void mw_source_mark(mw_source *s, uint64_t lane, mw_mark mark) {
+    mw_pipeline *p = s->pipeline;
+    mw_lane_mark(p, lane, mark);
+    if (mark != MW_MARK_NONE || !p->sub) return;
+    mw_pipeline_flush(p); /* what was still being parked under the mark comes back too */
+    p->driver->unpark(p->sub, lane);
+}

@@ -1,0 +1,142 @@
+/* take.c - handing deliveries to the Lua worker: by priority, within the concurrency, in batches, while the
+ * breaker is closed. */
+#include "base/log.h"
+#include "core/pipeline_defs.h"
+
+static uint32_t level_of(const mw_delivery *d) {
+    mw_parts parts;
+    mw_message_parts(d->msg, &parts);
+    return parts.priority;
+}
+
+static void batch_waited(mw_timer *t) {
+    mw_pipeline *p = mw_container_of(t, mw_pipeline, batch_timer);
+    p->batch_due = true;
+    mw_pipeline_wake(p);
+}
+
+void mw_delivery_make_ready(mw_delivery *d) {
+    mw_pipeline *p = d->pipeline;
+    uint32_t level = level_of(d);
+    d->state = MW_D_READY;
+    mw_list_push(&p->ready[level], d);
+    p->ready_levels |= 1u << level;
+    if (p->ready_count++ == 0 && p->spec.batch_size > 1)
+        mw_timer_start(p->loop, &p->batch_timer, p->spec.batch_wait_ms, batch_waited);
+    mw_pipeline_wake(p);
+}
+
+void mw_delivery_unready(mw_delivery *d) {
+    mw_pipeline *p = d->pipeline;
+    uint32_t level = level_of(d);
+    mw_list_remove(&p->ready[level], d);
+    if (!p->ready[level].first) p->ready_levels &= ~(1u << level);
+    p->ready_count--;
+}
+
+static bool may_start(const mw_pipeline *p) {
+    uint32_t limit = p->breaker == MW_HALF_OPEN ? 1 : p->spec.concurrency;
+    return p->ready_count && p->budget && p->running < limit && p->breaker != MW_OPEN && !p->draining;
+}
+
+static mw_delivery *begin(mw_pipeline *p) {
+    uint32_t level = 31u - (uint32_t)__builtin_clz(p->ready_levels);
+    mw_delivery *d = p->ready[level].first;
+    mw_list_remove(&p->ready[level], d);
+    if (!p->ready[level].first) p->ready_levels &= ~(1u << level);
+    p->ready_count--;
+    d->state = MW_D_RUNNING;
+    d->deadline = mw_loop_mono_ms(p->loop) + (uint64_t)p->spec.timeout_ms;
+    if (p->driver->begin) p->driver->begin(p->sub, d->tag, d->unit);
+    return d;
+}
+
+mw_delivery *mw_pipeline_take(mw_pipeline *p) {
+    if (!may_start(p)) return NULL;
+    p->budget--;
+    p->running++;
+    mw_delivery *d = begin(p);
+    d->counted = true;
+    return d;
+}
+
+uint32_t mw_pipeline_take_batch(mw_pipeline *p, mw_delivery **out, uint32_t max) {
+    if (!may_start(p) || (p->ready_count < p->spec.batch_size && !p->batch_due)) return 0;
+    uint32_t n = 0;
+    while (n < max && n < p->spec.batch_size && p->ready_count) out[n++] = begin(p);
+    out[0]->counted = true; /* the batch is one handler: the first of it carries the count */
+    p->running++;
+    p->budget -= n < p->budget ? n : p->budget;
+    p->batch_due = false;
+    mw_timer_stop(&p->batch_timer);
+    if (p->ready_count) mw_timer_start(p->loop, &p->batch_timer, p->spec.batch_wait_ms, batch_waited);
+    return n;
+}
+
+void mw_pipeline_budget(mw_pipeline *p, uint32_t messages) { p->budget = messages; }
+
+void mw_delivery_end_run(mw_delivery *d) {
+    mw_pipeline *p = d->pipeline;
+    if (d->counted) p->running--;
+    d->counted = false;
+    if (d->expired) mw_list_remove(&p->expired, d);
+    d->expired = false;
+    mw_timer_stop(&d->timer);
+}
+
+/* ---- deadlines of handlers that wait ---- */
+
+static void deadline_passed(mw_timer *t) {
+    mw_delivery *d = mw_container_of(t, mw_delivery, timer);
+    d->expired = true;
+    mw_list_push(&d->pipeline->expired, d);
+    d->pipeline->events.expired(d->pipeline->events.owner, d->pipeline);
+}
+
+bool mw_delivery_wait(mw_delivery *d) {
+    if (d->expired || mw_timer_running(&d->timer)) return !d->expired;
+    uint64_t now = mw_loop_mono_ms(d->pipeline->loop);
+    int64_t left = (int64_t)(d->deadline - now);
+    mw_timer_start(d->pipeline->loop, &d->timer, left, deadline_passed);
+    return true;
+}
+
+mw_delivery *mw_pipeline_expired(mw_pipeline *p) {
+    mw_delivery *d = p->expired.first;
+    if (!d) return NULL;
+    mw_list_remove(&p->expired, d);
+    d->expired = false;
+    return d;
+}
+
+/* ---- the breaker: an outage pauses the whole source, then one message at a time tries again ---- */
+
+static void try_again(mw_timer *t) {
+    mw_pipeline *p = mw_container_of(t, mw_pipeline, breaker_timer);
+    p->breaker = MW_HALF_OPEN;
+    mw_source_maybe_resume(p);
+    mw_pipeline_wake(p);
+}
+
+void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy) {
+    if (p->breaker == MW_OPEN) return;
+    p->outages++;
+    int64_t pause = mw_backoff_delay(&policy->backoff, p->outages, mw_pipeline_random(p));
+    p->breaker = MW_OPEN;
+    mw_timer_start(p->loop, &p->breaker_timer, pause, try_again);
+    mw_log_begin(MW_WARN, "source paused");
+    mw_log_text("pipeline", p->spec.name);
+    mw_log_text("class", policy->name);
+    mw_log_num("seconds", (double)pause / 1000);
+    mw_log_end();
+}
+
+void mw_breaker_success(mw_pipeline *p) {
+    if (p->breaker != MW_HALF_OPEN) return;
+    p->breaker = MW_CLOSED_BREAKER;
+    p->outages = 0;
+    mw_source_maybe_resume(p);
+    mw_log_begin(MW_INFO, "source resumed");
+    mw_log_text("pipeline", p->spec.name);
+    mw_log_end();
+}

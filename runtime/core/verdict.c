@@ -1,0 +1,176 @@
+/* verdict.c - a handler answers with a word; here it is decided what that costs: when to try again, when to
+ * give up, when to pause. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "core/pipeline_defs.h"
+
+enum { BUSY_AGAIN_MS = 100 };
+
+static const mw_policy *policy_for(const mw_pipeline *p, const char *class_name) {
+    for (uint32_t i = 1; i < p->spec.policy_count; i++)
+        if (strcmp(p->spec.policies[i].name, class_name) == 0) return &p->spec.policies[i];
+    return &p->spec.policies[0];
+}
+
+/* Ends the run. false: it was fenced meanwhile, so the verdict is nobody's business any more. */
+static bool still_ours(mw_delivery *d) {
+    mw_delivery_end_run(d);
+    if (!d->fenced) return true;
+    mw_delivery_log(MW_WARN, "fenced: verdict discarded", d);
+    mw_log_end();
+    mw_pipeline *p = d->pipeline;
+    if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+    mw_lane_leave(d);
+    mw_delivery_free(d);
+    return false;
+}
+
+void mw_delivery_ack(mw_delivery *d) {
+    if (!still_ours(d)) return;
+    mw_pipeline *p = d->pipeline;
+    p->counters.handled++;
+    if (p->breaker == MW_HALF_OPEN) mw_breaker_success(p);
+    if (d->replay) d->mark = MW_MARK_NONE; /* takes effect with the ack, here and at the broker */
+    mw_settle_ack(d);
+}
+
+void mw_delivery_drop(mw_delivery *d, const char *reason, size_t reason_len) {
+    if (!still_ours(d)) return;
+    d->pipeline->counters.dropped++;
+    mw_outgoing_discard(d);
+    mw_delivery_log(MW_INFO, "dropped", d);
+    mw_log_str("reason", reason, reason_len);
+    mw_log_end();
+    mw_settle_ack(d);
+}
+
+void mw_delivery_duplicate(mw_delivery *d) {
+    if (!still_ours(d)) return;
+    d->pipeline->counters.deduped++;
+    free(d->dedupe_key); /* the record belongs to the one that was handled */
+    d->dedupe_key = NULL;
+    mw_delivery_log(MW_INFO, "duplicate skipped", d);
+    mw_log_end();
+    mw_settle_ack(d);
+}
+
+void mw_delivery_busy(mw_delivery *d) {
+    if (!still_ours(d)) return;
+    free(d->dedupe_key);
+    d->dedupe_key = NULL;
+    mw_settle_retry(d, BUSY_AGAIN_MS, false, NULL);
+}
+
+/* ---- failures ---- */
+
+void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len) {
+    mw_pipeline *p = d->pipeline;
+    p->counters.dead++;
+    mw_outgoing_discard(d);
+    mw_message *letter = mw_dead_letter(d, class_name, reason, reason_len);
+    mw_delivery_publish(d, p->spec.dead, p->spec.dead_channel, letter, 0);
+    mw_message_unref(letter);
+    d->dead_letter = true;
+    if (d->lane_key && p->spec.on_dead != MW_DEAD_CONTINUE) {
+        d->mark = p->spec.on_dead == MW_DEAD_HOLD_KEY ? MW_MARK_HOLD : MW_MARK_DEAD;
+        mw_lane_mark(p, d->lane_key, (mw_mark)d->mark);
+    }
+    mw_delivery_log(MW_ERROR, "dead letter", d);
+    mw_log_text("class", class_name);
+    mw_log_str("reason", reason, reason_len);
+    if (d->error) mw_log_text("error", d->error->data);
+    mw_log_text("to", p->spec.dead_channel);
+    mw_log_end();
+    mw_settle_ack(d);
+}
+
+static void give_up(mw_delivery *d, const char *class_name, const char *format, long long number) {
+    char reason[96];
+    int n = snprintf(reason, sizeof reason, format, number);
+    mw_verdict_dead(d, class_name, reason, (size_t)n);
+}
+
+static void log_retry(const mw_delivery *d, const char *class_name, int64_t delay_ms, const mw_text *error) {
+    mw_delivery_log(MW_WARN, "failed, will retry", d);
+    mw_log_num("next_in", (double)delay_ms / 1000);
+    mw_log_text("class", class_name);
+    mw_log_text("error", error->data);
+    mw_log_end();
+}
+
+static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_text *error) {
+    mw_pipeline *p = d->pipeline;
+    const mw_policy *policy = policy_for(p, class_name);
+    mw_outgoing_discard(d);
+    if (!d->first_error) d->first_error = mw_text_ref(error);
+    mw_text_unref(d->error);
+    d->error = mw_text_ref(error);
+    if (policy->kind == MW_POLICY_OUTAGE) {
+        mw_breaker_outage(p, policy);
+        mw_settle_retry(d, after_ms >= 0 ? after_ms : (int64_t)(policy->backoff.base * 1000), false, error);
+        return;
+    }
+    mw_breaker_success(p); /* whatever failed, it was not the outage that paused the source */
+    mw_parts parts;
+    mw_message_parts(d->msg, &parts);
+    int64_t delay =
+        after_ms >= 0 ? after_ms : mw_backoff_delay(&policy->backoff, d->attempt, mw_pipeline_random(p));
+    int64_t age = mw_loop_wall_ms(p->loop) + delay - parts.time_ms;
+    if (policy->kind == MW_POLICY_DEAD) {
+        mw_verdict_dead(d, class_name, error->data, error->len);
+    } else if (d->attempt >= policy->attempts) {
+        give_up(d, class_name, "gave up after %lld attempts", d->attempt);
+    } else if (policy->max_age_ms && age > policy->max_age_ms) {
+        give_up(d, class_name, "too old: over %lld s", (long long)(policy->max_age_ms / 1000));
+    } else {
+        p->counters.retried++;
+        log_retry(d, class_name, delay, error);
+        mw_settle_retry(d, delay, true, error);
+    }
+}
+
+void mw_delivery_retry(mw_delivery *d, int64_t after_ms, const char *class_name, const char *reason,
+                       size_t reason_len) {
+    if (!still_ours(d)) return;
+    mw_text *error = mw_text_new(reason, reason_len);
+    fail(d, after_ms, class_name, error);
+    mw_text_unref(error);
+}
+
+void mw_delivery_reject(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len) {
+    if (!still_ours(d)) return;
+    mw_breaker_success(d->pipeline);
+    mw_text_unref(d->error);
+    d->error = mw_text_new(reason, reason_len);
+    if (!d->first_error) d->first_error = mw_text_ref(d->error);
+    mw_verdict_dead(d, class_name, reason, reason_len);
+}
+
+/* The handler was content, but what it published did not arrive: that is a failed attempt like any other. */
+void mw_verdict_publish_failed(mw_delivery *d, const mw_error *e) {
+    char reason[MW_ERROR_TEXT + 16];
+    int n = snprintf(reason, sizeof reason, "publish: %s", e->text);
+    mw_text *error = mw_text_new(reason, (size_t)n);
+    d->pipeline->counters.handled--;
+    d->mark = MW_MARK_KEEP;
+    fail(d, -1, e->retryable ? "transient" : "invalid", error);
+    mw_text_unref(error);
+}
+
+/* ---- dedupe ---- */
+
+void mw_delivery_claim(mw_delivery *d, const char *key, size_t len, mw_claimant *c) {
+    mw_pipeline *p = d->pipeline;
+    size_t name = strlen(p->spec.name);
+    free(d->dedupe_key);
+    d->dedupe_len = (uint32_t)(name + 1 + len);
+    d->dedupe_key = malloc(d->dedupe_len);
+    if (!d->dedupe_key) abort();
+    memcpy(d->dedupe_key, p->spec.name, name);
+    d->dedupe_key[name] = 0; /* no pipeline's keys can run into another's */
+    if (len) memcpy(d->dedupe_key + name + 1, key, len);
+    mw_link_claim(p->spec.dedupe, d->dedupe_key, d->dedupe_len, p->spec.timeout_ms + p->spec.lease_ms, c);
+}
