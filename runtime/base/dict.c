@@ -86,7 +86,8 @@ void mw_dict_set_bool(mw_dict *d, const char *key, size_t len, bool value, int64
     put(d, key, len, 'b', expires_ms)->number = value;
 }
 
-void mw_dict_set_string(mw_dict *d, const char *key, size_t len, const char *value, size_t value_len, int64_t expires_ms) {
+void mw_dict_set_string(mw_dict *d, const char *key, size_t len, const char *value, size_t value_len,
+                        int64_t expires_ms) {
     char *copy = malloc(value_len + 1);
     if (!copy) abort();
     memcpy(copy, value, value_len);
@@ -117,8 +118,10 @@ bool mw_dict_remove(mw_dict *d, const char *key, size_t len) {
     uint64_t hash = mw_hash64(key, len);
     entry *head = mw_map_get(&d->entries, hash);
     if (head == e) {
-        if (e->next) mw_map_put(&d->entries, hash, e->next);
-        else mw_map_remove(&d->entries, hash);
+        if (e->next)
+            mw_map_put(&d->entries, hash, e->next);
+        else
+            mw_map_remove(&d->entries, hash);
     } else {
         while (head->next != e) head = head->next;
         head->next = e->next;
@@ -130,7 +133,8 @@ bool mw_dict_remove(mw_dict *d, const char *key, size_t len) {
 
 uint32_t mw_dict_count(const mw_dict *d) { return d->count; }
 
-int mw_dict_get(mw_dict *d, const char *key, size_t len, int64_t now_ms, double *number, const char **text, size_t *text_len) {
+int mw_dict_get(mw_dict *d, const char *key, size_t len, int64_t now_ms, double *number, const char **text,
+                size_t *text_len) {
     entry *e = live(d, key, len, now_ms);
     if (!e) return 0;
     *number = e->number;

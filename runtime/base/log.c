@@ -10,19 +10,19 @@
 
 enum { FLUSH_AT = 64 * 1024, VALUE_MAX = 4096 };
 
-static mw_log_format format = MW_LOG_LOGFMT;
-static mw_level least = MW_INFO;
+static int format = MW_LOG_LOGFMT;
+static int least = MW_INFO;
 static bool colour, skipping;
 static mw_buf line;
 
-void mw_log_setup(mw_log_format f, mw_level level) {
+void mw_log_setup(int f, int level) {
     bool terminal = isatty(STDERR_FILENO);
     format = f == MW_LOG_AUTO ? MW_LOG_LOGFMT : f;
     colour = terminal && format == MW_LOG_LOGFMT;
     least = level;
 }
 
-bool mw_log_wants(mw_level level) { return level >= least; }
+bool mw_log_wants(int level) { return level >= least; }
 
 static void put_json(const char *s, size_t len) {
     static const char digits[] = "0123456789abcdef";
@@ -98,7 +98,7 @@ static void put_time(void) {
     mw_buf_printf(&line, colour ? ".%03ld" : ".%03ldZ", now.tv_nsec / 1000000);
 }
 
-void mw_log_begin(mw_level level, const char *text) {
+void mw_log_begin(int level, const char *text) {
     static const char *const names[] = {"debug", "info", "warn", "error"};
     static const char *const paints[] = {"\033[2m", "\033[32m", "\033[33m", "\033[31m"};
     skipping = level < least || level > MW_ERROR;

@@ -12,10 +12,10 @@
 typedef enum { MW_DEBUG, MW_INFO, MW_WARN, MW_ERROR, MW_SILENT } mw_level;
 typedef enum { MW_LOG_AUTO, MW_LOG_LOGFMT, MW_LOG_JSON } mw_log_format;
 
-void mw_log_setup(mw_log_format format, mw_level least);
-bool mw_log_wants(mw_level level);
+void mw_log_setup(int format, int least); /* mw_log_format, mw_level */
+bool mw_log_wants(int level);
 
-void mw_log_begin(mw_level level, const char *text);
+void mw_log_begin(int level, const char *text);
 void mw_log_str(const char *key, const char *value, size_t len);
 void mw_log_text(const char *key, const char *value); /* NULL is left out */
 void mw_log_int(const char *key, int64_t value);

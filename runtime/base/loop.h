@@ -16,7 +16,7 @@ void mw_loop_free(mw_loop *l); /* every watcher is stopped by then; NULL is fine
 void mw_loop_run(mw_loop *l); /* until mw_loop_stop */
 void mw_loop_stop(mw_loop *l);
 void mw_loop_before_wait(mw_loop *l, void (*hook)(void)); /* once a turn, before it sleeps */
-void mw_loop_step(mw_loop *l, int64_t max_wait_ms); /* one turn; waits at most that long */
+void mw_loop_step(mw_loop *l, int64_t max_wait_ms);       /* one turn; waits at most that long */
 
 uint64_t mw_loop_mono_ms(mw_loop *l); /* monotonic, cached once a turn */
 int64_t mw_loop_wall_ms(mw_loop *l);  /* since 1970, for what is stored or shown; cached likewise */

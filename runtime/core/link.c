@@ -12,7 +12,7 @@ struct mw_link {
     mw_loop *loop;
     const mw_driver *driver;
     mw_conn *conn;
-    char *shown;
+    char *given, *shown;
     mw_url url;
     mw_buf publications; /* of mw_publication */
     mw_buf records;      /* of mw_dedupe; the keys stand in `keys` until the flush */
@@ -52,6 +52,7 @@ mw_link *mw_link_new(mw_loop *loop, const char *url, mw_error *e) {
     mw_link *l = calloc(1, sizeof *l);
     if (!l) abort();
     l->loop = loop;
+    l->given = strdup(url);
     l->shown = without_password(url);
     if (mw_url_parse(&l->url, url, e) == 0) {
         l->driver = mw_driver_find(l->url.scheme);
@@ -78,12 +79,14 @@ void mw_link_close(mw_link *l) {
     mw_buf_free(&l->records);
     mw_buf_free(&l->keys);
     mw_url_free(&l->url);
+    free(l->given);
     free(l->shown);
     free(l);
 }
 
 const mw_driver *mw_link_driver(const mw_link *l) { return l->driver; }
 mw_conn *mw_link_conn(const mw_link *l) { return l->conn; }
+const char *mw_link_key(const mw_link *l) { return l->given; }
 const char *mw_link_url(const mw_link *l) { return l->shown; }
 mw_loop *mw_link_loop(const mw_link *l) { return l->loop; }
 

@@ -23,10 +23,11 @@ struct mw_browser {
 /* Checks the address and finds its driver, without touching the broker. */
 mw_link *mw_link_new(mw_loop *loop, const char *url, mw_error *e);
 int mw_link_open(mw_link *l, mw_error *e); /* twice is once */
-void mw_link_close(mw_link *l); /* no pipeline uses it any more; NULL is fine */
+void mw_link_close(mw_link *l);            /* no pipeline uses it any more; NULL is fine */
 
 const mw_driver *mw_link_driver(const mw_link *l);
 mw_conn *mw_link_conn(const mw_link *l);
+const char *mw_link_key(const mw_link *l); /* the address as given */
 const char *mw_link_url(const mw_link *l); /* without a password */
 mw_loop *mw_link_loop(const mw_link *l);
 

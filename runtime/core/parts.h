@@ -1,4 +1,5 @@
-/* parts.h - the parts of a message, as plain data; also read by LuaJIT's FFI, so it holds declarations only. */
+/* parts.h - the parts of a message, as plain data; also read by LuaJIT's FFI, so it holds declarations only.
+ */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,4 +13,3 @@ typedef struct mw_parts {
     uint8_t priority;
     int64_t time_ms; /* when it was published, since 1970 */
 } mw_parts;
-

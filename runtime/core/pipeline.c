@@ -11,7 +11,7 @@ enum { SLAB = 256 };
 
 /* ---- making and checking ---- */
 
-static int check(const mw_pipeline_spec *s, mw_error *e) {
+int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
     unsigned can = mw_link_driver(s->from)->can;
     const char *driver = mw_link_driver(s->from)->name;
     if (s->on_dead != MW_DEAD_CONTINUE && s->order == MW_ORDER_NONE)
@@ -40,7 +40,7 @@ static char *keep(char **at, const char *text) {
 }
 
 mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events events, mw_error *e) {
-    if (check(spec, e)) return NULL;
+    if (mw_pipeline_check(spec, e)) return NULL;
     mw_pipeline *p = calloc(1, sizeof *p);
     char *at = p ? malloc(strlen(spec->name) + strlen(spec->channel) + strlen(spec->group) +
                           strlen(spec->dead_channel) + 4)
@@ -122,11 +122,21 @@ void mw_pipeline_drain(mw_pipeline *p) {
     mw_pipeline_check_drained(p);
 }
 
+static void closed_quietly(void *owner, mw_pipeline *p) { (void)owner, (void)p; }
+
 void mw_source_closed(mw_source *s) {
     mw_pipeline *p = s->pipeline;
     p->closed = true;
     p->sub = NULL;
     p->events.closed(p->events.owner, p);
+}
+
+void mw_pipeline_abandon(mw_pipeline *p) {
+    mw_sub *sub = p->sub;
+    p->draining = p->unsubscribed = true;
+    p->settlements.len = 0;
+    p->events.closed = closed_quietly;
+    if (sub) p->driver->unsubscribe(sub);
 }
 
 bool mw_pipeline_idle(mw_pipeline *p) {

@@ -19,11 +19,14 @@ typedef struct mw_pipeline_events { /* how a pipeline tells its owner; called at
 } mw_pipeline_events;
 
 mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events events, mw_error *e);
+int mw_pipeline_check(const mw_pipeline_spec *spec, mw_error *e); /* can the broker keep what is declared? */
 int mw_pipeline_start(mw_pipeline *p, mw_error *e);
 void mw_pipeline_free(mw_pipeline *p);  /* closed, or never started; NULL is fine */
 void mw_pipeline_flush(mw_pipeline *p); /* hands the gathered settlements to the driver; the owner calls it
                                            after each Lua tick */
 void mw_pipeline_drain(mw_pipeline *p); /* stop fetching, give back what has not begun, finish the rest */
+void mw_pipeline_abandon(
+    mw_pipeline *p); /* lets go of everything at once, as a crash would; then only mw_pipeline_free */
 bool mw_pipeline_idle(
     mw_pipeline *p); /* nothing in flight, nothing waiting at the broker, no retry pending */
 

@@ -1,6 +1,6 @@
-/* ffi_api.h - the C functions that the Lua library calls through LuaJIT's FFI. This file is compiled into the binary as text and read by
- * ffi.cdef after core/parts.h, core/backoff.h and core/spec.h, so it holds plain declarations only. All are leaf calls: none of them
- * calls back into Lua, none of them blocks. */
+/* ffi_api.h - the C functions that the Lua library calls through LuaJIT's FFI. This file is compiled into the
+ * binary as text and read by ffi.cdef after core/parts.h, core/backoff.h and core/spec.h, so it holds plain
+ * declarations only. All are leaf calls: none of them calls back into Lua, none of them blocks. */
 #pragma once
 #include "core/parts.h"
 #include "core/spec.h"
@@ -22,14 +22,16 @@ void mw_pipeline_budget(struct mw_pipeline *p, uint32_t messages);
 void mw_delivery_set_lane(struct mw_delivery *d, const char *key, size_t len, bool has_key);
 bool mw_delivery_wait(struct mw_delivery *d);
 void mw_delivery_ack(struct mw_delivery *d);
-void mw_delivery_retry(struct mw_delivery *d, int64_t after_ms, const char *class_name, const char *reason, size_t len);
+void mw_delivery_retry(struct mw_delivery *d, int64_t after_ms, const char *class_name, const char *reason,
+                       size_t len);
 void mw_delivery_reject(struct mw_delivery *d, const char *class_name, const char *reason, size_t len);
 void mw_delivery_drop(struct mw_delivery *d, const char *reason, size_t len);
 void mw_delivery_duplicate(struct mw_delivery *d);
 void mw_delivery_busy(struct mw_delivery *d);
 uint32_t mw_delivery_attempt(const struct mw_delivery *d);
 struct mw_message *mw_delivery_message(const struct mw_delivery *d);
-int mw_delivery_publish(struct mw_delivery *d, struct mw_link *l, const char *channel, struct mw_message *m, int64_t delay_ms);
+int mw_delivery_publish(struct mw_delivery *d, struct mw_link *l, const char *channel, struct mw_message *m,
+                        int64_t delay_ms);
 void mw_vm_claim(struct mw_vm *vm, struct mw_delivery *d, const char *key, size_t len, double waiter);
 
 /* ---- messages ---- */
@@ -52,7 +54,8 @@ struct mw_message *mw_message_make(const mw_parts *p, mw_failure *e); /* checked
 struct mw_message *mw_message_ref(struct mw_message *m);
 void mw_message_unref(struct mw_message *m);
 bool mw_ffi_headers_next(const char *block, size_t len, size_t *at, mw_header_view *out);
-void mw_ffi_headers_add(mw_headers_out *h, const char *name, size_t name_len, const char *value, size_t value_len);
+void mw_ffi_headers_add(mw_headers_out *h, const char *name, size_t name_len, const char *value,
+                        size_t value_len);
 void mw_ffi_headers_free(mw_headers_out *h);
 uint64_t mw_message_lane(const struct mw_message *m);
 
@@ -71,15 +74,18 @@ void mw_vm_wake(struct mw_vm *vm);                  /* call the tick again after
 double mw_vm_now(struct mw_vm *vm);                 /* seconds since 1970 */
 double mw_vm_mono(struct mw_vm *vm);                /* monotonic seconds */
 
-void mw_vm_publish(struct mw_vm *vm, struct mw_link *l, const char *channel, struct mw_message *m, int64_t delay_ms, double waiter);
+void mw_vm_publish(struct mw_vm *vm, struct mw_link *l, const char *channel, struct mw_message *m,
+                   int64_t delay_ms, double waiter);
 
 /* ---- connections and pipelines ---- */
-struct mw_link *mw_vm_link(struct mw_vm *vm, const char *url, mw_failure *e); /* checks the address only; the same url is the same link */
+struct mw_link *mw_vm_link(struct mw_vm *vm, const char *url,
+                           mw_failure *e); /* checks the address only; the same url is the same link */
 int mw_vm_link_open(struct mw_link *l, mw_failure *e);
 unsigned mw_vm_link_can(struct mw_link *l);
 const char *mw_link_url(const struct mw_link *l);
 const char *mw_vm_link_driver(struct mw_link *l);
-int mw_vm_declare(struct mw_link *l, const char *channel, int64_t retain_age_ms, double retain_count, mw_failure *e);
+int mw_vm_declare(struct mw_link *l, const char *channel, int64_t retain_age_ms, double retain_count,
+                  mw_failure *e);
 int mw_vm_pipeline_check(const mw_pipeline_spec *spec, mw_failure *e);
 struct mw_pipeline *mw_vm_pipeline(struct mw_vm *vm, const mw_pipeline_spec *spec, mw_failure *e);
 int mw_vm_pipeline_start(struct mw_pipeline *p, mw_failure *e);
@@ -89,14 +95,17 @@ uint32_t mw_pipeline_running(const struct mw_pipeline *p);
 bool mw_pipeline_idle(struct mw_pipeline *p);
 
 /* ---- looking into channels ---- */
-void mw_vm_browse(struct mw_vm *vm, struct mw_link *l, const char *channel, double after, uint32_t max, bool newest, double waiter);
+void mw_vm_browse(struct mw_vm *vm, struct mw_link *l, const char *channel, double after, uint32_t max,
+                  bool newest, double waiter);
 uint32_t mw_browsing_count(const struct mw_browsing *b);
 double mw_browsing_last(const struct mw_browsing *b);
-struct mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, double *position, double *due_ms);
+struct mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, double *position,
+                                     double *due_ms);
 void mw_browsing_free(struct mw_browsing *b);
 /* Publishes `messages` to `channels` and removes `positions`, in one step where the broker can. */
-void mw_vm_remove(struct mw_vm *vm, struct mw_link *l, const char *channel, const double *positions, uint32_t count,
-                  const char **channels, struct mw_message **messages, uint32_t publish_count, double waiter);
+void mw_vm_remove(struct mw_vm *vm, struct mw_link *l, const char *channel, const double *positions,
+                  uint32_t count, const char **channels, struct mw_message **messages, uint32_t publish_count,
+                  double waiter);
 bool mw_vm_release_key(struct mw_link *l, const char *channel, const char *group, uint64_t lane);
 
 /* ---- log, shared values, small things ---- */
@@ -112,11 +121,13 @@ void mw_log_setup(int format, int level);
 struct mw_dict *mw_dict_named(const char *name);
 void mw_dict_set_number(struct mw_dict *d, const char *key, size_t len, double value, int64_t expires_ms);
 void mw_dict_set_bool(struct mw_dict *d, const char *key, size_t len, bool value, int64_t expires_ms);
-void mw_dict_set_string(struct mw_dict *d, const char *key, size_t len, const char *value, size_t value_len, int64_t expires_ms);
+void mw_dict_set_string(struct mw_dict *d, const char *key, size_t len, const char *value, size_t value_len,
+                        int64_t expires_ms);
 double mw_dict_add(struct mw_dict *d, const char *key, size_t len, double by, double start, int64_t now_ms);
 bool mw_dict_remove(struct mw_dict *d, const char *key, size_t len);
 uint32_t mw_dict_count(const struct mw_dict *d);
-int mw_dict_get(struct mw_dict *d, const char *key, size_t len, int64_t now_ms, double *number, const char **text, size_t *text_len);
+int mw_dict_get(struct mw_dict *d, const char *key, size_t len, int64_t now_ms, double *number,
+                const char **text, size_t *text_len);
 bool mw_dict_next(struct mw_dict *d, uint32_t *at, const char **key, size_t *len);
 
 void mw_uuid(char out[37]);

@@ -1,0 +1,80 @@
+#include "lua/core.h"
+
+#include <lauxlib.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "base/dict.h"
+#include "base/log.h"
+#include "base/nearest.h"
+#include "base/text.h"
+#include "lua/app.h"
+#include "lua/vm.h"
+
+static mw_loop *process_loop;
+
+mw_loop *mw_core_loop(void) {
+    if (!process_loop) {
+        process_loop = mw_loop_new();
+        mw_loop_before_wait(process_loop, mw_log_flush);
+    }
+    return process_loop;
+}
+
+void mw_core_shutdown(void) {
+    mw_log_flush();
+    mw_loop_free(process_loop);
+    process_loop = NULL;
+    mw_dict_clear_all();
+    mw_text_cache_clear();
+}
+
+/* set_tick(function): what the loop calls when something is ready for this state */
+static int l_set_tick(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.vm");
+    mw_vm *vm = lua_touserdata(L, -1);
+    lua_pop(L, 1);
+    luaL_unref(L, LUA_REGISTRYINDEX, vm->tick);
+    lua_settop(L, 1);
+    vm->tick = luaL_ref(L, LUA_REGISTRYINDEX);
+    return 0;
+}
+
+/* step(max_wait_ms): one turn of the loop; the tick of this and of other states may run inside */
+static int l_step(lua_State *L) {
+    mw_loop_step(mw_core_loop(), (int64_t)luaL_checknumber(L, 1));
+    return 0;
+}
+
+/* terminal(fd) -> columns | false */
+static int l_terminal(lua_State *L) {
+    int fd = (int)luaL_checkinteger(L, 1);
+    struct winsize size;
+    if (!isatty(fd))
+        lua_pushboolean(L, 0);
+    else
+        lua_pushinteger(L, ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80);
+    return 1;
+}
+
+static int l_memory(lua_State *L) { /* bytes this state holds */
+    lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.vm");
+    lua_pushnumber(L, (double)((mw_vm *)lua_touserdata(L, -1))->memory);
+    return 1;
+}
+
+int luaopen_moonwire_core(lua_State *L) {
+    static const luaL_Reg functions[] = {{"set_tick", l_set_tick}, {"step", l_step},
+                                         {"terminal", l_terminal}, {"memory", l_memory},
+                                         {"app", mw_app_new},      {NULL, NULL}};
+    lua_newtable(L);
+    luaL_register(L, NULL, functions);
+    lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.vm");
+    lua_setfield(L, -2, "vm");
+    lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.source");
+    lua_setfield(L, -2, "source");
+    lua_pushliteral(L, MW_VERSION);
+    lua_setfield(L, -2, "version");
+    return 1;
+}

@@ -1,0 +1,243 @@
+/* wait.c - what Lua waits for: sleeps, confirms, claims, looks into channels. Lua picks a number, arms one of
+ * these with it and yields; the answer becomes a completion, which the next tick takes. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/uuid.h"
+#include "lua/vm.h"
+
+struct mw_wait { /* one answer that is owed */
+    mw_wait *next, **back;
+    mw_vm *vm;
+    double waiter;
+    union {
+        mw_timer timer;
+        mw_confirm confirm;
+        mw_claimant claimant;
+        mw_browser browser;
+    };
+    mw_message *msg;
+    char *channel;
+    uint64_t *positions;
+    mw_publication *publications;
+    size_t publish_count;
+};
+
+static mw_wait *new_wait(mw_vm *vm, double waiter) {
+    mw_wait *w = calloc(1, sizeof *w);
+    if (!w) abort();
+    w->vm = vm;
+    w->waiter = waiter;
+    w->next = vm->waits;
+    w->back = &vm->waits;
+    if (w->next) w->next->back = &w->next;
+    vm->waits = w;
+    return w;
+}
+
+static void free_wait(mw_wait *w) {
+    *w->back = w->next;
+    if (w->next) w->next->back = w->back;
+    mw_message_unref(w->msg);
+    for (size_t i = 0; i < w->publish_count; i++) {
+        mw_message_unref(w->publications[i].msg);
+        free((char *)(uintptr_t)w->publications[i].channel);
+    }
+    free(w->publications);
+    free(w->positions);
+    free(w->channel);
+    free(w);
+}
+
+/* ---- completions ---- */
+
+void mw_vm_finish(mw_vm *vm, mw_completion c) {
+    if (c.error) c.error = strdup(c.error);
+    mw_buf_add(&vm->completions, &c, sizeof c);
+    mw_vm_wake(vm);
+}
+
+void mw_vm_complete(mw_vm *vm, double waiter) { mw_vm_finish(vm, (mw_completion){.waiter = waiter}); }
+
+bool mw_vm_completion(mw_vm *vm, mw_completion *out) {
+    free(vm->last_error);
+    vm->last_error = NULL;
+    size_t count = vm->completions.len / sizeof *out;
+    if (vm->completions_taken == count) {
+        vm->completions.len = vm->completions_taken = 0;
+        return false;
+    }
+    *out = ((mw_completion *)(void *)vm->completions.data)[vm->completions_taken++];
+    vm->last_error = (char *)(uintptr_t)out->error;
+    return true;
+}
+
+static void finish(mw_wait *w, mw_completion c, const mw_error *e) {
+    c.waiter = w->waiter;
+    if (e) {
+        c.error = e->text;
+        c.retryable = e->retryable;
+    }
+    mw_vm_finish(w->vm, c);
+    free_wait(w);
+}
+
+void mw_vm_free_waits(mw_vm *vm) {
+    for (mw_wait *w; (w = vm->waits);) {
+        if (mw_map_remove(&vm->sleeping, (uint64_t)w->waiter)) mw_timer_stop(&w->timer);
+        free_wait(w);
+    }
+    mw_map_free(&vm->sleeping);
+    for (mw_completion c; mw_vm_completion(vm, &c);) {
+    }
+}
+
+/* ---- sleeping ---- */
+
+static void slept(mw_timer *t) {
+    mw_wait *w = mw_container_of(t, mw_wait, timer);
+    mw_map_remove(&w->vm->sleeping, (uint64_t)w->waiter);
+    finish(w, (mw_completion){0}, NULL);
+}
+
+void mw_vm_sleep(mw_vm *vm, double waiter, double seconds) {
+    mw_wait *w = new_wait(vm, waiter);
+    mw_map_put(&vm->sleeping, (uint64_t)waiter, w);
+    mw_timer_start(vm->loop, &w->timer, (int64_t)(seconds * 1000 + 0.5), slept);
+}
+
+void mw_vm_forget(mw_vm *vm, double waiter) {
+    mw_wait *w = mw_map_remove(&vm->sleeping, (uint64_t)waiter);
+    if (!w) return;
+    mw_timer_stop(&w->timer);
+    free_wait(w);
+}
+
+/* ---- publishing now, claiming ---- */
+
+static void confirmed(mw_confirm *c, const mw_error *e) {
+    finish(mw_container_of(c, mw_wait, confirm), (mw_completion){0}, e);
+}
+
+void mw_vm_publish(mw_vm *vm, mw_link *l, const char *channel, mw_message *m, int64_t delay_ms,
+                   double waiter) {
+    mw_wait *w = new_wait(vm, waiter);
+    w->msg = mw_message_ref(m);
+    w->channel = strdup(channel);
+    w->confirm.done = confirmed;
+    mw_publication p = {.channel = w->channel, .msg = m, .delay_ms = delay_ms};
+    mw_link_publish(l, &p, &w->confirm);
+}
+
+static void claimed(mw_claimant *c, mw_claim claim, const mw_error *e) {
+    finish(mw_container_of(c, mw_wait, claimant), (mw_completion){.value = claim}, e);
+}
+
+void mw_vm_claim(mw_vm *vm, mw_delivery *d, const char *key, size_t len, double waiter) {
+    mw_wait *w = new_wait(vm, waiter);
+    w->claimant.answer = claimed;
+    mw_delivery_claim(d, key, len, &w->claimant);
+}
+
+/* ---- looking into channels ---- */
+
+struct mw_browsing { /* what was found; Lua frees it */
+    uint64_t last;
+    uint32_t count;
+    mw_entry entries[];
+};
+
+uint32_t mw_browsing_count(const struct mw_browsing *b) { return b->count; }
+double mw_browsing_last(const struct mw_browsing *b) { return (double)b->last; }
+
+mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, double *position, double *due_ms) {
+    *position = (double)b->entries[i].position;
+    *due_ms = (double)b->entries[i].due_ms;
+    return b->entries[i].msg;
+}
+
+void mw_browsing_free(struct mw_browsing *b) {
+    for (uint32_t i = 0; b && i < b->count; i++) mw_message_unref(b->entries[i].msg);
+    free(b);
+}
+
+static void browsed(mw_browser *who, const mw_entry *entries, size_t count, uint64_t last,
+                    const mw_error *e) {
+    mw_wait *w = mw_container_of(who, mw_wait, browser);
+    struct mw_browsing *b = NULL;
+    if (!e) {
+        if (!(b = malloc(sizeof *b + count * sizeof *entries))) abort();
+        b->last = last;
+        b->count = (uint32_t)count;
+        for (size_t i = 0; i < count; i++) {
+            b->entries[i] = entries[i];
+            mw_message_ref(entries[i].msg);
+        }
+    }
+    finish(w, (mw_completion){.object = b}, e);
+}
+
+static void removed(mw_browser *who, size_t count, const mw_error *e) {
+    finish(mw_container_of(who, mw_wait, browser), (mw_completion){.value = (double)count}, e);
+}
+
+void mw_vm_browse(mw_vm *vm, mw_link *l, const char *channel, double after, uint32_t max, bool newest,
+                  double waiter) {
+    mw_wait *w = new_wait(vm, waiter);
+    w->browser = (mw_browser){browsed, removed};
+    w->channel = strdup(channel);
+    mw_link_browse(l,
+                   (mw_browse){.channel = w->channel, .after = (uint64_t)after, .max = max, .newest = newest},
+                   &w->browser);
+}
+
+void mw_vm_remove(mw_vm *vm, mw_link *l, const char *channel, const double *positions, uint32_t count,
+                  const char **channels, mw_message **messages, uint32_t publish_count, double waiter) {
+    mw_wait *w = new_wait(vm, waiter);
+    w->browser = (mw_browser){browsed, removed};
+    w->channel = strdup(channel);
+    w->positions = calloc(count + 1, sizeof *w->positions);
+    w->publications = calloc(publish_count + 1, sizeof *w->publications);
+    if (!w->positions || !w->publications) abort();
+    for (uint32_t i = 0; i < count; i++) w->positions[i] = (uint64_t)positions[i];
+    for (uint32_t i = 0; i < publish_count; i++)
+        w->publications[i] =
+            (mw_publication){.channel = strdup(channels[i]), .msg = mw_message_ref(messages[i])};
+    w->publish_count = publish_count;
+    mw_removal r = {.channel = w->channel,
+                    .positions = w->positions,
+                    .count = count,
+                    .publish = w->publications,
+                    .publish_count = publish_count};
+    mw_link_remove(l, r, &w->browser);
+}
+
+bool mw_vm_release_key(mw_link *l, const char *channel, const char *group, uint64_t lane) {
+    if (!mw_link_driver(l)->release_key) return false;
+    mw_link_driver(l)->release_key(mw_link_conn(l), channel, group, lane);
+    return true;
+}
+
+/* ---- small things ---- */
+
+double mw_vm_now(mw_vm *vm) { return (double)mw_loop_wall_ms(vm->loop) / 1000; }
+double mw_vm_mono(mw_vm *vm) { return (double)mw_loop_mono_ms(vm->loop) / 1000; }
+double mw_random01(void) { return (double)(mw_random64() >> 11) / 9007199254740992.0; }
+
+mw_message *mw_message_make(const mw_parts *p, mw_failure *e) {
+    return mw_message_check(p, (mw_error *)e) ? NULL : mw_message_new(p);
+}
+
+_Static_assert(sizeof(mw_failure) == sizeof(mw_error), "ffi_api.h mirrors error.h");
+_Static_assert(sizeof(mw_headers_out) == sizeof(mw_headers), "ffi_api.h mirrors message.h");
+_Static_assert(sizeof(mw_header_view) == sizeof(mw_header), "ffi_api.h mirrors message.h");
+
+bool mw_ffi_headers_next(const char *block, size_t len, size_t *at, mw_header_view *out) {
+    return mw_headers_next(block, len, at, (mw_header *)out);
+}
+void mw_ffi_headers_add(mw_headers_out *h, const char *name, size_t name_len, const char *value,
+                        size_t value_len) {
+    mw_headers_add((mw_headers *)h, name, name_len, value, value_len);
+}
+void mw_ffi_headers_free(mw_headers_out *h) { mw_headers_free((mw_headers *)h); }

@@ -1,0 +1,35 @@
+/* main.c - argv in, exit code out. The commands are Lua: lua/moonwire/cli. */
+#include <lauxlib.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "lua/core.h"
+#include "lua/vm.h"
+
+int main(int argc, char **argv) {
+    signal(SIGPIPE, SIG_IGN);
+    mallopt(M_MMAP_THRESHOLD, 64 << 20); /* a body of a megabyte must not cost an mmap per string */
+    mw_vm *vm = mw_vm_new(mw_core_loop(), 0);
+    mw_error e;
+    int code = 70;
+    lua_getglobal(vm->L, "require");
+    lua_pushliteral(vm->L, "moonwire.cli.main");
+    if (mw_vm_call(vm->L, 1, 1, &e) == 0) {
+        lua_newtable(vm->L);
+        for (int i = 0; i < argc; i++) {
+            lua_pushstring(vm->L, argv[i]);
+            lua_rawseti(vm->L, -2, i);
+        }
+        if (mw_vm_call(vm->L, 1, 1, &e) == 0) {
+            code = (int)lua_tointeger(vm->L, -1);
+            e.text[0] = 0;
+        }
+    }
+    mw_log_flush();
+    if (code == 70) fprintf(stderr, "moonwire: internal error: %s\n", e.text);
+    mw_vm_free(vm);
+    mw_core_shutdown();
+    return code;
+}
