@@ -1,7 +1,8 @@
 -- process.lua - child processes, temporary folders, ports and /proc numbers for specs.
 --
 -- Nothing here may outlive the spec process or wait for ever: every wait has a limit, children get SIGKILL when
--- their parent dies (setpriv --pdeathsig), and kill_all() and cleanup() also run when the Lua state closes.
+-- their parent dies (setpriv --pdeathsig; it takes hold about a millisecond after the start), and kill_all() and
+-- cleanup() also run when the Lua state closes.
 -- posix_spawn, not fork: fork through FFI would run the JIT's code in a half-copied process.
 -- A child's output goes to a memfd instead of a pipe: it can never fill up and block the child, and a grandchild
 -- that keeps it open cannot make a reader wait for the end of file. Works under plain luajit too.
