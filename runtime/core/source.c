@@ -78,6 +78,11 @@ void mw_delivery_set_lane(mw_delivery *d, const char *key, size_t len, bool has_
     mw_lane_enter(d);
 }
 
+void mw_delivery_no_lane(mw_delivery *d, const char *reason, size_t reason_len) {
+    mw_list_remove(&d->pipeline->unkeyed, d);
+    mw_delivery_reject(d, "invalid", reason, reason_len);
+}
+
 /* An interrupted held retry, once its lane is its own, waits out its time. */
 void mw_delivery_start_or_hold(mw_delivery *d) {
     int64_t wait = d->not_before ? d->not_before - mw_loop_wall_ms(d->pipeline->loop) : 0;

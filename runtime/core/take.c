@@ -39,6 +39,10 @@ static bool may_start(const mw_pipeline *p) {
     return p->ready_count && p->budget && p->running < limit && p->breaker != MW_OPEN && !p->draining;
 }
 
+bool mw_pipeline_more(const mw_pipeline *p) {
+    return p->ready_count && !p->budget && p->running < p->spec.concurrency && p->breaker != MW_OPEN && !p->draining;
+}
+
 static mw_delivery *begin(mw_pipeline *p) {
     uint32_t level = 31u - (uint32_t)__builtin_clz(p->ready_levels);
     mw_delivery *d = p->ready[level].first;

@@ -19,6 +19,8 @@ uint32_t mw_pipeline_take_batch(struct mw_pipeline *p, struct mw_delivery **out,
 struct mw_delivery *mw_pipeline_unkeyed(struct mw_pipeline *p);
 struct mw_delivery *mw_pipeline_expired(struct mw_pipeline *p);
 void mw_pipeline_budget(struct mw_pipeline *p, uint32_t messages);
+bool mw_pipeline_more(const struct mw_pipeline *p);
+void mw_delivery_no_lane(struct mw_delivery *d, const char *reason, size_t reason_len);
 void mw_delivery_set_lane(struct mw_delivery *d, const char *key, size_t len, bool has_key);
 bool mw_delivery_wait(struct mw_delivery *d);
 void mw_delivery_ack(struct mw_delivery *d);

@@ -1,0 +1,49 @@
+--- What handlers and `moonwire.lua` see: `local mw = require "moonwire"`. `connect`, `pipeline`, `settings` and `env` belong to the project that is being
+--- read (internal/project.lua).
+local C = require "moonwire.internal.cdef"
+local async = require "moonwire.internal.async"
+local fault = require "moonwire.internal.fault"
+local publish = require "moonwire.internal.publish"
+local verdict = require "moonwire.internal.verdict"
+local wait = require "moonwire.internal.wait"
+
+local M = {
+  retry = verdict.retry,
+  reject = verdict.reject,
+  drop = verdict.drop,
+  publish = publish.publish,
+  uuid = publish.uuid,
+  sleep = async.sleep,
+  all = async.all,
+  log = require "moonwire.log",
+  metrics = require "moonwire.metrics",
+  shared = require "moonwire.shared",
+  json = require "moonwire.json",
+  http = require "moonwire.http",
+  version = require("moonwire.core").version,
+}
+
+--- Seconds since 1970, with milliseconds.
+---@return number
+function M.now() return C.mw_vm_now(wait.vm) end
+
+--- An error with a class: `error(mw.error("outage", "stock service is down"))`. The class decides what it costs.
+---@param class string
+---@param text string
+---@param after number|nil seconds until the next attempt
+---@return moonwire.Fault
+function M.error(class, text, after)
+  if type(class) ~= "string" or type(text) ~= "string" then error("mw.error: expected a class and a text", 2) end
+  return fault.new { class = class, text = text, after = after }
+end
+
+local names = {}
+return setmetatable(M, {
+  __index = function(_, name)
+    if #names == 0 then
+      for known in pairs(M) do names[#names + 1] = known end
+    end
+    local near = type(name) == "string" and require "moonwire.internal.nearest"(name, names)
+    error(("mw.%s does not exist%s"):format(tostring(name), near and ("; did you mean mw.%s?"):format(near) or ""), 2)
+  end,
+})

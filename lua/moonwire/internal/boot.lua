@@ -1,0 +1,154 @@
+--- Makes a generation: reads the project in this state, opens its connections, and ties its pipelines to their handlers.
+local C = require "moonwire.internal.cdef"
+local fault = require "moonwire.internal.fault"
+local ffi = require "ffi"
+local message = require "moonwire.internal.message"
+local project = require "moonwire.internal.project"
+local runtime = require "moonwire.internal.runtime"
+local verdict = require "moonwire.internal.verdict"
+local wait = require "moonwire.internal.wait"
+local worker = require "moonwire.internal.worker"
+
+string.dump = nil -- reachable through any string otherwise
+
+message.invalid = function(text) error(fault.new { class = "invalid", text = text }, 0) end
+
+-- ---- the way of a message through router, schema and dedupe to the handler ----
+
+local function with_schema(run, check)
+  return function(msg)
+    local ok, text = check(msg.data)
+    if not ok then return verdict.reject("schema: " .. text, "invalid") end
+    return run(msg)
+  end
+end
+
+local CLAIM = { [0] = "yours", "busy", "seen" }
+
+local function claim(delivery, key)
+  local waiter = wait.begin()
+  C.mw_vm_claim(wait.vm, delivery, key, #key, waiter)
+  local value, _, err = wait.yield(waiter, function() end)
+  if err then error(fault.new { class = "transient", text = "dedupe: " .. err }, 0) end
+  return CLAIM[value]
+end
+
+local DUPLICATE, BUSY = { kind = "duplicate" }, { kind = "busy" }
+setmetatable(DUPLICATE, getmetatable(verdict.drop "x"))
+setmetatable(BUSY, getmetatable(DUPLICATE))
+
+local function dedupe_key(key)
+  if key == nil then return function(msg) return msg.id end end
+  if type(key) == "function" then return key end
+  return function(msg) return (msg:get(key)) end
+end
+
+local function with_dedupe(run, settings)
+  local key_of = dedupe_key(settings.key)
+  return function(msg)
+    local key = key_of(msg)
+    if key == nil then return run(msg) end
+    local state = claim(wait.current.delivery, tostring(key))
+    if state == "seen" then return DUPLICATE end
+    if state == "busy" then return BUSY end
+    return run(msg)
+  end
+end
+
+--- For batches: what the checks refuse never reaches handle_batch; its verdicts are put back into their places.
+local function batch_with_checks(run_batch, check)
+  if not check then return run_batch end
+  return function(messages)
+    local verdicts, good, places = {}, {}, {}
+    for i, msg in ipairs(messages) do
+      local ok, text = pcall(function()
+        local fine, why = check(msg.data)
+        if not fine then return "schema: " .. why end
+      end)
+      local refused = not ok and tostring(text) or text
+      if refused then
+        verdicts[i] = verdict.reject(refused, "invalid")
+        wait.current.verdict = nil
+      else
+        good[#good + 1], places[#good + 1] = msg, i
+      end
+    end
+    if #good == 0 then return verdicts end
+    local ok, a, b = pcall(run_batch, good)
+    if not ok then a = verdict.retry { reason = tostring(a), class = fault.is(a) and a.class or nil }
+    elseif a == nil and b ~= nil or a == false then a = verdict.retry { reason = tostring(b or "the handler answered false") } end
+    for k, place in ipairs(places) do
+      verdicts[place] = verdict.is(a) and a or type(a) == "table" and a[k] or nil
+    end
+    wait.current.verdict = nil
+    return verdicts
+  end
+end
+
+local function build(p)
+  local failure = ffi.new "mw_failure"
+  local handle = C.mw_vm_pipeline(wait.vm, p.spec, failure)
+  if handle == nil then return nil, ffi.string(failure.text) end
+  local built = {
+    name = p.name, channel = p.from.name, handle = handle, link = p.from:link_of(), timeout = p.settings.timeout,
+    batch_size = p.batch_size, key = p.key,
+  }
+  local loaded = p.loaded
+  if loaded.handle_batch then
+    built.run_batch = batch_with_checks(loaded.handle_batch, loaded.check)
+  else
+    local run = loaded.handle
+    if loaded.check then run = with_schema(run, loaded.check) end
+    if p.dedupe then run = with_dedupe(run, p.dedupe) end
+    built.run = run
+  end
+  worker.attach(built)
+  runtime.pipelines[#runtime.pipelines + 1] = built
+  return true
+end
+
+local function open(read)
+  local failure, opened = ffi.new "mw_failure", {}
+  local function need(link)
+    local url = ffi.string(C.mw_link_url(link))
+    if opened[url] then return true end
+    if C.mw_vm_link_open(link, failure) ~= 0 then return nil, ("%s: %s"):format(url, ffi.string(failure.text)) end
+    opened[url] = true
+    return true
+  end
+  for _, connection in ipairs(read.connections) do
+    local ok, err = need(connection.link)
+    if not ok then return nil, err end
+  end
+  for _, p in ipairs(read.pipelines) do
+    local ok, err = true, nil
+    if p.dedupe then ok, err = need(p.dedupe.link) end
+    if not ok then return nil, err end
+  end
+  for _, d in ipairs(read.declared) do
+    local retain = d.retain
+    if C.mw_vm_declare(d.channel:link_of(), d.channel.name, math.floor((retain.age or 0) * 1000), retain.count or 0, failure) ~= 0 then
+      return nil, ("channel %q: %s"):format(d.channel.name, ffi.string(failure.text))
+    end
+  end
+  return true
+end
+
+--- Called by C: `dir`, and `check = true` to stop before anything is opened.
+---@return boolean|nil ok, string|number error or the drain limit; a text that begins with "!" is about a broker, not the project
+return function(options)
+  if options.jit == "off" then jit.off() end
+  jit.opt.start("maxtrace=4000", "maxmcode=16384")
+  local overrides
+  if options.broker then overrides = { BROKER_URL = options.broker } end
+  local read = project.read(options.dir, { rewrite = options.rewrite, overrides = overrides })
+  if #read.problems > 0 then return nil, table.concat(read.problems, "\n") end
+  if options.check then return true, #read.pipelines end
+  local ok, err = open(read)
+  if not ok then return nil, "!" .. err end
+  for _, p in ipairs(read.pipelines) do
+    ok, err = build(p)
+    if not ok then return nil, ("%s:%d: %s: %s"):format(p.where.file, p.where.line, p.where.what, err) end
+  end
+  return true, read.settings.drain
+end

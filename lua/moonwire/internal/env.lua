@@ -1,0 +1,57 @@
+--- Settings from the environment and from `.env` files. What the environment says wins over the file.
+local M = {}
+
+local function unquote(value, where)
+  local quote = value:match [[^(["'])]]
+  if not quote then return (value:gsub("%s+#.*$", ""):gsub("%s+$", "")) end
+  local inner = value:match("^" .. quote .. "(.*)" .. quote .. "%s*$") or
+    value:match("^" .. quote .. "(.-)" .. quote .. "%s+#")
+  if not inner then return nil, where .. ": the quote is not closed" end
+  if quote == "'" then return inner end
+  return (inner:gsub("\\(.)", { n = "\n", t = "\t", ["\\"] = "\\", ['"'] = '"', ["$"] = "$" }))
+end
+
+--- Reads `NAME=value` lines; `#` begins a comment, `export ` is allowed, values may be quoted.
+---@param text string
+---@param name string for errors
+---@return table<string, string>|nil values, string|nil error
+function M.parse(text, name)
+  local values, number = {}, 0
+  for line in (text .. "\n"):gmatch "(.-)\r?\n" do
+    number = number + 1
+    local where = ("%s:%d"):format(name, number)
+    if not line:match "^%s*#" and line:match "%S" then
+      local variable, value = line:match "^%s*export%s+([%a_][%w_]*)%s*=%s*(.*)$"
+      if not variable then variable, value = line:match "^%s*([%a_][%w_]*)%s*=%s*(.*)$" end
+      if not variable then return nil, ("%s: expected NAME=value, got %q"):format(where, line) end
+      local plain, err = unquote(value, where)
+      if not plain then return nil, err end
+      values[variable] = plain
+    end
+  end
+  return values
+end
+
+--- Makes the `mw.env` of a project.
+---@param file table<string, string>
+---@param overrides table<string, string>|nil
+function M.reader(file, overrides)
+  local seen = {}
+  --- A setting: from the environment, from `.env`, or the default. Without a default it must be set.
+  ---@param name string
+  ---@param default string|nil
+  ---@return string
+  local function env(name, default)
+    if type(name) ~= "string" then error("mw.env: the name must be a string", 2) end
+    local value = overrides and overrides[name] or os.getenv(name) or file[name]
+    if value == nil then value = default end
+    if value == nil then
+      error(("mw.env: %s is not set, and there is no default: set it in the environment or in .env"):format(name), 2)
+    end
+    seen[name] = value
+    return value
+  end
+  return env, seen
+end
+
+return M

@@ -1,0 +1,25 @@
+--- Error objects with a class: `error(fault.new{ class = "outage", text = "stock service is down" })`.
+--- A plain `error("text")` has the class "transient".
+local M = {}
+
+local Fault = {}
+Fault.__index = Fault
+Fault.__tostring = function(self) return self.text end
+-- Concatenation keeps working where people write `"failed: " .. err`.
+Fault.__concat = function(a, b) return tostring(a) .. tostring(b) end
+
+---@class moonwire.Fault
+---@field class string
+---@field text string
+---@field after number|nil seconds until the next attempt
+
+---@param fields { class: string, text: string, after: number|nil }
+---@return moonwire.Fault
+function M.new(fields)
+  return setmetatable({ class = fields.class, text = fields.text, after = fields.after }, Fault)
+end
+
+---@return boolean
+function M.is(value) return type(value) == "table" and getmetatable(value) == Fault end
+
+return M

@@ -1,0 +1,179 @@
+--- mw.publish, and the making of messages that it shares with the CLI.
+local C = require "moonwire.internal.cdef"
+local fault = require "moonwire.internal.fault"
+local ffi = require "ffi"
+local json = require "moonwire.json"
+local nearest = require "moonwire.internal.nearest"
+local wait = require "moonwire.internal.wait"
+
+local M = {}
+
+local OPTIONS = { "key", "headers", "id", "delay", "priority", "type", "now", "of" }
+local KNOWN = {}
+for _, name in ipairs(OPTIONS) do KNOWN[name] = true end
+
+local parts, failure = ffi.new "mw_parts", ffi.new "mw_failure"
+local uuid = ffi.new "char[37]"
+
+function M.uuid()
+  C.mw_uuid(uuid)
+  return ffi.string(uuid, 36)
+end
+
+local function add_headers(block, headers)
+  for name, value in pairs(headers) do
+    if type(name) ~= "string" or name == "" then return nil, "a header's name must be a string, got " .. tostring(name) end
+    if type(value) == "number" or type(value) == "boolean" then value = tostring(value) end
+    if type(value) ~= "string" then return nil, ("header %q must be a string, got %s"):format(name, type(value)) end
+    C.mw_ffi_headers_add(block, name, #name, value, #value)
+  end
+  return true
+end
+
+local function fill(body, options, id, type_)
+  local key = options.key
+  parts.body, parts.body_len = body, #body
+  parts.key, parts.key_len, parts.has_key = key, key and #key or 0, key ~= nil
+  parts.id, parts.id_len = id, #id
+  parts.type, parts.type_len = type_, #type_
+  parts.priority = options.priority or 4
+  parts.time_ms = math.floor(C.mw_vm_now(wait.vm) * 1000)
+end
+
+local function check_options(options)
+  for name in pairs(options) do
+    if not KNOWN[name] then
+      local near = type(name) == "string" and nearest(name, OPTIONS)
+      return nil, ("unknown option %q%s"):format(tostring(name), near and ("; did you mean %q?"):format(near) or "")
+    end
+  end
+  local p, d = options.priority, options.delay
+  if p ~= nil and (type(p) ~= "number" or p < 0 or p > 9 or p % 1 ~= 0) then
+    return nil, "priority must be a whole number from 0 to 9"
+  end
+  if d ~= nil and (type(d) ~= "number" or d < 0 or d ~= d or d > 3.2e9) then return nil, "delay must be seconds, 0 or more" end
+  for _, name in ipairs { "id", "type" } do
+    if options[name] ~= nil and type(options[name]) ~= "string" then return nil, name .. " must be a string" end
+  end
+  if options.headers ~= nil and type(options.headers) ~= "table" then return nil, "headers must be a table" end
+  return true
+end
+
+local function encode(body)
+  if type(body) == "string" then return body, "" end
+  if body == nil then return nil, "the body is nil" end
+  local text, err = json.encode(body)
+  if not text then return nil, "the body cannot be JSON: " .. err end
+  return text, "application/json"
+end
+
+--- A message in C, with one reference for the caller.
+---@return ffi.cdata*|nil message, string|nil error
+function M.message(body, options)
+  local ok, err = check_options(options)
+  if not ok then return nil, err end
+  local key = options.key
+  if key ~= nil and type(key) ~= "string" then
+    if type(key) ~= "number" then return nil, "key must be a string" end
+    key = tostring(key)
+  end
+  local text, type_ = encode(body)
+  if not text then return nil, type_ end
+  local block = ffi.new "mw_headers_out"
+  if options.headers then
+    ok, err = add_headers(block, options.headers)
+    if not ok then
+      C.mw_ffi_headers_free(block)
+      return nil, err
+    end
+  end
+  local id = options.id or M.uuid()
+  type_ = options.type or type_
+  fill(text, { key = key, priority = options.priority }, id, type_)
+  parts.headers, parts.headers_len = block.data, block.len
+  local m = C.mw_message_make(parts, failure)
+  C.mw_ffi_headers_free(block)
+  if m == nil then return nil, ffi.string(failure.text) end
+  return m
+end
+
+--- Publishes now and waits for the broker's confirm.
+---@return boolean|nil ok, string|nil error, boolean|nil retryable
+function M.now(link, channel, m, delay)
+  local waiter = wait.begin()
+  C.mw_vm_publish(wait.vm, link, channel, m, math.floor((delay or 0) * 1000 + 0.5), waiter)
+  C.mw_message_unref(m)
+  -- The broker may have it by the time the task is cancelled: there is nothing to undo.
+  local _, _, err, retryable = wait.yield(waiter, function() end)
+  if err then return nil, err, retryable end
+  return true
+end
+
+local function root_task()
+  local task = wait.current
+  while task and task.parent do task = task.parent end
+  return task
+end
+
+local function resolve(target, task)
+  if type(target) == "string" then
+    if target == "" then error("mw.publish: the channel's name is empty", 3) end
+    return task.pipeline.link, target
+  end
+  if type(target) == "table" and target.link_of then return target:link_of(), target.name end
+  error("mw.publish: expected a channel or its name, got " .. type(target), 3)
+end
+
+local function delivery_for(task, of)
+  if not task.batch then return task.delivery end
+  for i, msg in ipairs(task.messages) do
+    if msg == of then return task.batch[i - 1] end
+  end
+  if of ~= nil then error("mw.publish: of must be a message of this batch", 3) end
+  return nil -- a batch has no single ack to tie it to: it is sent at once
+end
+
+local function with_trace(task, options)
+  if task.batch then return options end
+  local C_parts = ffi.new "mw_parts"
+  C.mw_message_parts(C.mw_delivery_message(task.delivery), C_parts)
+  if C_parts.headers_len == 0 then return options end
+  local at, view = ffi.new "size_t[1]", ffi.new "mw_header_view"
+  while C.mw_ffi_headers_next(C_parts.headers, C_parts.headers_len, at, view) do
+    if ffi.string(view.name, view.name_len) == "traceparent" then
+      local copy = {}
+      for k, v in pairs(options) do copy[k] = v end
+      copy.headers = { traceparent = ffi.string(view.value, view.value_len) }
+      for k, v in pairs(options.headers or {}) do copy.headers[k] = v end
+      return copy
+    end
+  end
+  return options
+end
+
+--- Sends a message. It leaves with the ack: in the same transaction where the broker has them, else confirmed before it; when the handler fails, it
+--- is not sent. With `now = true` it is sent at once and the call waits for the confirm.
+---@param target moonwire.Channel|string a channel, or a name on the pipeline's own connection
+---@param body any a string is sent as it is, anything else as JSON
+---@param options { key: string, headers: table, id: string, delay: number, priority: integer, type: string, now: boolean, of: moonwire.Message }|nil
+function M.publish(target, body, options)
+  local task = root_task()
+  if not task or task.delivery == nil then error("mw.publish: only inside a handler", 2) end
+  options = options or {}
+  if type(options) ~= "table" then error("mw.publish: the options must be a table", 2) end
+  local link, channel = resolve(target, task)
+  local m, err = M.message(body, with_trace(task, options))
+  if not m then error("mw.publish: " .. err, 2) end
+  local delivery = not options.now and delivery_for(task, options.of) or nil
+  if delivery ~= nil then
+    C.mw_delivery_publish(delivery, link, channel, m, math.floor((options.delay or 0) * 1000 + 0.5))
+    C.mw_message_unref(m)
+    return
+  end
+  local ok, why, retryable = M.now(link, channel, m, options.delay)
+  if not ok then
+    error(fault.new { class = retryable and "transient" or "invalid", text = ("publish to %s: %s"):format(channel, why) }, 0)
+  end
+end
+
+return M

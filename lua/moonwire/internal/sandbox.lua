@@ -1,0 +1,137 @@
+--- The world of user scripts: standard Lua without ffi, debug, os.execute and io.popen; text chunks only; a global by accident is an error. It
+--- keeps honest people from accidents; it is not a prison for hostile code.
+local nearest = require "moonwire.internal.nearest"
+
+local M = {}
+
+local function pick(from, names)
+  local to = {}
+  for name in names:gmatch "%S+" do to[name] = from[name] end
+  return to
+end
+
+local function standard()
+  local world = pick(_G, [[assert error ipairs next pairs pcall print rawequal rawget rawset select setmetatable
+    getmetatable tonumber tostring type unpack xpcall _VERSION]])
+  world.string = pick(string, "byte char find format gmatch gsub len lower match rep reverse sub upper")
+  world.table = pick(table, "concat insert maxn remove sort")
+  world.math = pick(math, [[abs acos asin atan atan2 ceil cos cosh deg exp floor fmod frexp huge ldexp log log10 max min
+    modf pi pow rad random randomseed sin sinh sqrt tan tanh]])
+  world.os = pick(os, "clock date difftime getenv remove rename time tmpname")
+  world.io = pick(io, "open lines read write type stdout stderr stdin close")
+  world.coroutine = pick(coroutine, "create resume running status wrap yield")
+  world.bit = pick(require "bit", "tobit tohex bnot band bor bxor lshift rshift arshift rol ror bswap")
+  return world
+end
+
+local function names_of(world)
+  local names = {}
+  for name in pairs(world) do names[#names + 1] = name end
+  return names
+end
+
+local function guard(world)
+  local function unknown(_, name)
+    local near = type(name) == "string" and nearest(name, names_of(world))
+    error(("undefined variable %q%s"):format(tostring(name), near and ("; did you mean %q?"):format(near) or ""), 2)
+  end
+  local function stray(_, name)
+    error(("%q would become a global: write `local %s`"):format(tostring(name), tostring(name)), 2)
+  end
+  return setmetatable(world, { __index = unknown, __newindex = stray, __metatable = "protected" })
+end
+
+local function read_file(path)
+  local file, err = io.open(path, "rb")
+  if not file then return nil, err end
+  local text, why = file:read "*a"
+  file:close()
+  return text, why
+end
+M.read_file = read_file
+
+--- One world per project.
+---@param dir string the project's folder
+---@param builtin fun(name: string): any modules that are given, by name; nil when unknown
+function M.new(dir, builtin)
+  local world = standard()
+  local loaded, loading = {}, {}
+  local self = { world = world, files = {} }
+
+  --- Compiles text; bytecode is refused.
+  function self.compile(text, chunkname)
+    if text:byte(1) == 27 then return nil, chunkname .. ": is bytecode; only source text is loaded" end
+    if text:sub(1, 2) == "#!" then text = "--" .. text end
+    local chunk, err = loadstring(text, "@" .. chunkname)
+    if not chunk then return nil, err end
+    return setfenv(chunk, world)
+  end
+
+  function self.load_file(relative)
+    local text, err = read_file(dir .. "/" .. relative)
+    if not text then return nil, err end
+    self.files[relative] = text
+    return self.compile(text, relative)
+  end
+
+  --- `handlers.orders` -> handlers/orders.lua, as text in the project; nil when there is none.
+  function self.find(name)
+    local path = name:gsub("%.", "/")
+    for _, relative in ipairs { path .. ".lua", path .. "/init.lua", "lua/" .. path .. ".lua" } do
+      local file = io.open(dir .. "/" .. relative, "rb")
+      if file then
+        file:close()
+        return relative
+      end
+    end
+    return nil
+  end
+
+  --- Loads a module of the project once.
+  ---@return any module, string|nil error
+  function self.require(name)
+    if loaded[name] ~= nil then return loaded[name] end
+    if loading[name] then return nil, ("module %q requires itself, through %s"):format(name, loading[name]) end
+    local given = builtin(name)
+    if given ~= nil then
+      loaded[name] = given
+      return given
+    end
+    if not name:match "^[%w_%-%.]+$" or name:find("..", 1, true) then return nil, ("%q is not a module name"):format(name) end
+    local relative = self.find(name)
+    if not relative then
+      local path = name:gsub("%.", "/")
+      return nil, ("module %q not found: there is no %s.lua in the project"):format(name, path)
+    end
+    local chunk, err = self.load_file(relative)
+    if not chunk then return nil, err end
+    loading[name] = relative
+    local ok, result = pcall(chunk)
+    loading[name] = nil
+    if not ok then return nil, tostring(result) end
+    if result == nil then result = true end
+    loaded[name] = result
+    return result
+  end
+
+  world._G = world
+  world.require = function(name)
+    if type(name) ~= "string" then error("require: expected a module name", 2) end
+    local module, err = self.require(name)
+    if module == nil then error(err, 2) end
+    return module
+  end
+  local function load_text(text, chunkname)
+    if type(text) ~= "string" then return nil, "expected source text" end
+    return self.compile(text, chunkname or "chunk")
+  end
+  world.load, world.loadstring = load_text, load_text
+  world.collectgarbage = function(what)
+    if what ~= "count" then error("collectgarbage: only \"count\" is possible here", 2) end
+    return collectgarbage "count"
+  end
+  guard(world)
+  return self
+end
+
+return M

@@ -1,0 +1,109 @@
+--- What a handler answers. Returning nothing is the ack; these are the other words.
+local C = require "moonwire.internal.cdef"
+local fault = require "moonwire.internal.fault"
+local log = require "moonwire.log"
+local wait = require "moonwire.internal.wait"
+
+local M = {}
+
+---@class moonwire.Verdict
+local Verdict = {}
+Verdict.__index = Verdict
+Verdict.__tostring = function(v) return ("%s: %s"):format(v.kind, v.reason) end
+
+local function make(fields)
+  local verdict = setmetatable(fields, Verdict)
+  -- A forgotten `return` must not turn a rejection into an ack: the worker looks here when the handler answers nothing.
+  if wait.current then wait.current.verdict = verdict end
+  return verdict
+end
+
+local function text(value, what, level)
+  if value == nil then return nil end
+  if type(value) ~= "string" and type(value) ~= "number" then
+    error(("%s must be a string, got %s"):format(what, type(value)), level + 1)
+  end
+  return tostring(value)
+end
+
+--- Try again: by the policy of the class, or after so many seconds.
+---@param options { after: number|nil, reason: string|nil, class: string|nil }|string|nil
+---@return moonwire.Verdict
+function M.retry(options)
+  if type(options) ~= "table" then options = { reason = options } end
+  for name in pairs(options) do
+    if name ~= "after" and name ~= "reason" and name ~= "class" then
+      error(("mw.retry: unknown option %q; it takes after, reason and class"):format(tostring(name)), 2)
+    end
+  end
+  local after = options.after
+  if after ~= nil and (type(after) ~= "number" or after < 0 or after ~= after or after > 3.2e9) then
+    error("mw.retry: after must be seconds, 0 or more", 2)
+  end
+  return make {
+    kind = "retry", after = after, class = text(options.class, "mw.retry: class", 2) or "transient",
+    reason = text(options.reason, "mw.retry: reason", 2) or "the handler asked for a retry",
+  }
+end
+
+--- Give up now: the message becomes a dead letter.
+---@param reason string
+---@param class string|nil "rejected" when not given
+---@return moonwire.Verdict
+function M.reject(reason, class)
+  return make {
+    kind = "reject", reason = text(reason, "mw.reject: reason", 2) or "rejected by the handler",
+    class = text(class, "mw.reject: class", 2) or "rejected",
+  }
+end
+
+--- Done with it, without having handled it: acked, counted and logged.
+---@param reason string
+---@return moonwire.Verdict
+function M.drop(reason)
+  return make { kind = "drop", reason = text(reason, "mw.drop: reason", 2) or "dropped by the handler" }
+end
+
+---@return boolean
+function M.is(value) return type(value) == "table" and getmetatable(value) == Verdict end
+
+--- Applies a verdict to a delivery.
+function M.apply(delivery, verdict)
+  local kind, reason = verdict.kind, verdict.reason
+  if kind == "retry" then
+    local after = verdict.after and math.floor(verdict.after * 1000 + 0.5) or -1
+    C.mw_delivery_retry(delivery, after, verdict.class, reason, #reason)
+  elseif kind == "reject" then
+    C.mw_delivery_reject(delivery, verdict.class, reason, #reason)
+  elseif kind == "duplicate" then
+    C.mw_delivery_duplicate(delivery)
+  elseif kind == "busy" then
+    C.mw_delivery_busy(delivery)
+  else
+    C.mw_delivery_drop(delivery, reason, #reason)
+  end
+end
+
+--- The handler raised an error, or answered `nil, text`.
+function M.fail(delivery, err)
+  if fault.is(err) then
+    local after = err.after and math.floor(err.after * 1000 + 0.5) or -1
+    C.mw_delivery_retry(delivery, after, err.class, err.text, #err.text)
+    return
+  end
+  local reason = tostring(err)
+  C.mw_delivery_retry(delivery, -1, "transient", reason, #reason)
+end
+
+local warned = {}
+
+--- A handler returned something that is no verdict.
+function M.odd(pipeline, value)
+  if warned[pipeline] then return end
+  warned[pipeline] = true
+  log.warn("the handler returned a value that means nothing", {
+    pipeline = pipeline, value = type(value), hint = "return nothing, or mw.retry, mw.reject, mw.drop",
+  })
+end
+
+return M

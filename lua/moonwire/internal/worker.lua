@@ -1,0 +1,157 @@
+--- The loop over messages. It runs inside pooled coroutines and is Lua from end to end, so that LuaJIT compiles it together with the handler; C is
+--- reached by leaf calls only. A handler that waits keeps its coroutine, and another one goes on with the rest.
+local C = require "moonwire.internal.cdef"
+local ffi = require "ffi"
+local message = require "moonwire.internal.message"
+local verdict = require "moonwire.internal.verdict"
+local wait = require "moonwire.internal.wait"
+
+local M = {}
+
+local take, ack, attempt_of, message_of = C.mw_pipeline_take, C.mw_delivery_ack, C.mw_delivery_attempt,
+  C.mw_delivery_message
+local wrap = message.wrap
+local yield = coroutine.yield
+
+-- Only the text of an error decides; where it came from is for the log.
+local function keep_trace(err)
+  if type(err) == "string" and wait.current then wait.current.trace = debug.traceback("", 2) end
+  return err
+end
+
+local function answer(p, task, delivery, ok, a, b)
+  if ok and a == nil and b == nil then
+    local forgotten = task.verdict
+    if forgotten then return verdict.apply(delivery, forgotten) end
+    return ack(delivery)
+  end
+  if not ok then return verdict.fail(delivery, a) end
+  if verdict.is(a) then return verdict.apply(delivery, a) end
+  if a == nil or a == false then return verdict.fail(delivery, b or "the handler answered false") end
+  if a ~= true then verdict.odd(p.name, a) end
+  return ack(delivery)
+end
+
+--- The body of a worker coroutine. Made from source for every pipeline, so that each has traces of its own.
+local SOURCE = [[
+local p, task, take, ack, attempt_of, message_of, wrap, yield, answer, keep_trace, run, handle = ...
+return function()
+  while true do
+    local d = take(handle)
+    if d == nil then
+      yield("idle")
+    else
+      task.delivery, task.verdict = d, nil
+      local msg = wrap(message_of(d), attempt_of(d), p)
+      local ok, a, b = xpcall(run, keep_trace, msg)
+      msg[1] = nil
+      if ok and a == nil and b == nil and not task.verdict then ack(d) else answer(p, task, d, ok, a, b) end
+      task.delivery = nil
+    end
+  end
+end]]
+
+local function single(p, chunk)
+  return function()
+    local task = { workers = p.workers, name = p.name, pipeline = p }
+    local body = chunk(p, task, take, ack, attempt_of, message_of, wrap, yield, answer, keep_trace, p.run, p.handle)
+    task.co = coroutine.create(body)
+    p.all[task] = true
+    return task
+  end
+end
+
+--- verdicts: nil (all acked), one verdict for all, or a table of verdicts by position.
+local function answer_batch(p, task, deliveries, n, ok, a, b)
+  local each = ok and type(a) == "table" and not verdict.is(a)
+  for i = 0, n - 1 do
+    if each then answer(p, task, deliveries[i], true, a[i + 1]) else answer(p, task, deliveries[i], ok, a, b) end
+  end
+end
+
+local function batched(p)
+  return function()
+    local task = { workers = p.workers, name = p.name, pipeline = p }
+    local deliveries = ffi.new("struct mw_delivery *[?]", p.batch_size)
+    task.co = coroutine.create(function()
+      while true do
+        local n = C.mw_pipeline_take_batch(p.handle, deliveries, p.batch_size)
+        if n == 0 then
+          yield "idle"
+        else
+          task.delivery, task.verdict, task.batch, task.count = deliveries[0], nil, deliveries, n
+          local messages = {}
+          for i = 1, n do
+            local d = deliveries[i - 1]
+            messages[i] = wrap(message_of(d), attempt_of(d), p)
+          end
+          task.messages = messages
+          local ok, a, b = xpcall(p.run_batch, keep_trace, messages)
+          for i = 1, n do message.seal(messages[i]) end
+          answer_batch(p, task, deliveries, n, ok, a, b)
+          task.delivery, task.batch, task.messages = nil, nil, nil
+        end
+      end
+    end)
+    p.all[task] = true
+    return task
+  end
+end
+
+--- A handler that waited past its deadline: its coroutine is dropped, what it waited for is stopped.
+local function expire(p)
+  return function()
+    while true do
+      local d = C.mw_pipeline_expired(p.handle)
+      if d == nil then return end
+      for task in pairs(p.all) do
+        if task.delivery == d then
+          wait.cancel(task)
+          p.all[task] = nil
+          local deliveries, n = task.batch or ffi.new("struct mw_delivery *[1]", { d }), task.count or 1
+          for i = 0, n - 1 do
+            local text = ("timed out after %g s"):format(p.timeout)
+            C.mw_delivery_retry(deliveries[i], -1, "timeout", text, #text)
+          end
+          break
+        end
+      end
+    end
+  end
+end
+
+--- Lanes by the pipeline's own key: a path into the data, or a function of the message.
+local function lanes(p, key)
+  return function()
+    while true do
+      local d = C.mw_pipeline_unkeyed(p.handle)
+      if d == nil then return end
+      local msg = wrap(message_of(d), attempt_of(d), p)
+      local ok, value = pcall(key, msg)
+      message.seal(msg)
+      if not ok then
+        local text = "key: " .. tostring(value)
+        C.mw_delivery_no_lane(d, text, #text)
+      elseif value == nil then
+        C.mw_delivery_set_lane(d, nil, 0, false)
+      else
+        local text = tostring(value)
+        C.mw_delivery_set_lane(d, text, #text, true)
+      end
+    end
+  end
+end
+
+--- Completes a pipeline's table { name, handle, run | run_batch, batch_size, timeout, key } for runtime.lua.
+function M.attach(p)
+  p.workers, p.all = {}, {}
+  p.expire = expire(p)
+  if p.key then p.assign_lanes = lanes(p, p.key) end
+  if p.run_batch then
+    p.new_worker = batched(p)
+  else
+    p.new_worker = single(p, assert(loadstring(SOURCE, "=worker")))
+  end
+end
+
+return M
