@@ -290,7 +290,8 @@ end
 function M.match(re, text)
   local state, ascii, i, n = re.start, re.ascii, 1, #text
   while i <= n do
-    local code, class = byte(text, i), nil
+    local code = byte(text, i)
+    local class
     if code < 128 then
       class, i = ascii[code], i + 1
     else
