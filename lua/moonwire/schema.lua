@@ -54,10 +54,10 @@ end
 
 local function checker(plan, tests, name)
   local test, explain = tests[plan.id[plan.root]], explainer(plan, tests, name)
-  local recursive = next(plan.entered) ~= nil
+  local refers = next(plan.entered) ~= nil
   return function(value, opts)
     local ok
-    if recursive then ok = protected(test, value, 0) else ok = test(value, 0) end
+    if refers then ok = protected(test, value, 0) else ok = test(value, 0) end
     if ok then return true end
     return explain(value, opts ~= nil and opts.all)
   end

@@ -7,9 +7,10 @@ local format, concat = string.format, table.concat
 
 local M = {}
 
-local LONGEST = 60  -- bytes of a value that are shown
-local SHOWN = 8     -- members of an enum that are shown
-local DEEPEST = 3   -- alternatives within alternatives that are explained
+local LONGEST = 60   -- bytes of a value that are shown
+local FURTHEST = 200 -- bytes of a pointer that are shown
+local SHOWN = 8      -- members of an enum that are shown
+local DEEPEST = 3    -- alternatives within alternatives that are explained
 
 local function escaped(c)
   return format("\\u%04x", c:byte())
@@ -72,7 +73,11 @@ end
 ---@param text string
 ---@return string
 function M.sentence(pointer, text)
-  return format("at %s: %s", pointer == "" and "the top level" or pointer, text)
+  if #pointer > FURTHEST then
+    pointer = pointer:sub(1, FURTHEST / 2) .. "..." .. pointer:sub(-FURTHEST / 2)
+  end
+  -- Names come from the message: none of them may break a line of the log.
+  return format("at %s: %s", pointer == "" and "the top level" or (pointer:gsub("%c", escaped)), text)
 end
 
 --- A report that takes up to `most` failures.
@@ -105,7 +110,7 @@ local function nearest(E, depth, v, X, ids)
 end
 
 local function none(E, depth, v, X, ids, count, keyword)
-  local text = format('matches none of the %d alternatives under "%s"', count, keyword)
+  local text = format('matches none of the %d alternative%s under "%s"', count, count == 1 and "" or "s", keyword)
   local near = E.nested < DEEPEST and nearest(E, depth, v, X, ids)
   return near and text .. "; the nearest: " .. M.sentence(near.pointer, near.text) or text
 end

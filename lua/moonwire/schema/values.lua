@@ -184,6 +184,7 @@ local function repeated_among_many(list, n)
   local found
   for i = 1, n do
     local v = list[i]
+    if wide(v) and abs(tonumber(v)) < EXACT then v = tonumber(v) end
     local set, key = seen, v
     if type(v) == "table" or type(v) == "cdata" or (type(v) == "number" and abs(v) >= EXACT) then
       set, key = texts, canonical(v, 0)
