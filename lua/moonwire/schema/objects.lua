@@ -15,8 +15,10 @@ local function properties_word(n)
   return n == 1 and "1 property" or n .. " properties"
 end
 
+local BATCH = 200 -- properties under one `if`: LuaJIT jumps over 32767 instructions at most
+
 -- A required property that has a schema is fetched once for both questions.
-local function write_properties(e, schema)
+local function write_properties(e, schema, guard)
   local properties, required = schema.properties or {}, {}
   for _, name in ipairs(schema.required or {}) do
     required[name] = true
@@ -24,8 +26,9 @@ local function write_properties(e, schema)
       e:fail(("%s[%s] == nil"):format(e.v, e.quote(name)), missing(e.quote(name)))
     end
   end
-  for _, name in ipairs(e.sorted_keys(properties)) do
+  for i, name in ipairs(e.sorted_keys(properties)) do
     local quoted = e.quote(name)
+    if guard ~= "" and i % BATCH == 0 then e:line("end if %s then", guard) end
     e:line("do local x = %s[%s]", e.v, quoted)
     if required[name] then e:fail("x == nil", missing(quoted)) end
     if e:resolve(properties[name]) ~= true then
@@ -124,7 +127,7 @@ function M.write(e, schema)
   local guard = any and e:guard("object")
   if not guard then return end
   e:when(guard, function()
-    write_properties(e, schema)
+    write_properties(e, schema, guard)
     write_others(e, schema)
     write_names(e, schema)
     write_counts(e, schema)
