@@ -84,7 +84,9 @@ static int l_decode_at(lua_State *L) {
 static int l_push_doc(lua_State *L) {
     const struct mw_json_doc *doc = check_address(L, 1);
     luaL_argcheck(L, doc, 1, "a null address");
-    if (mw_json_push(L, doc, (uint32_t)luaL_optnumber(L, 2, 0), lua_upvalueindex(UP_ARRAYS))) return 1;
+    lua_Number node = luaL_optnumber(L, 2, 0);
+    luaL_argcheck(L, node >= 0 && node < (lua_Number)UINT32_MAX, 2, "not a node");
+    if (mw_json_push(L, doc, (uint32_t)node, lua_upvalueindex(UP_ARRAYS))) return 1;
     return push_failure(L, "the document holds no such value");
 }
 

@@ -6,6 +6,9 @@
 
 #include "json/tape.h"
 
+/* The zeros behind the text are control characters as well, so this is also how a missing quote shows. */
+static const char CONTROL[] = "control character in a string";
+
 static char *scan_string(char *p, struct mw_json_cell *cell, const char **what);
 static char *unescape(char *p, char *start, struct mw_json_cell *cell, const char **what);
 
@@ -130,6 +133,7 @@ int mw_json_parse(struct mw_json_doc *d, const char *text, size_t len) {
     memcpy(d->text, text, len);
     memset(d->text + len, 0, MW_JSON_PADDING);
     char *stop = scan(d, d->text, d->text + len, &what);
+    if (what == CONTROL && stop == d->text + len) what = "unexpected end of text inside a string";
     if (what) return mw_json_fail(d, text, len, (size_t)(stop - d->text), what);
     return 0;
 }
@@ -227,7 +231,7 @@ static char *unescape(char *p, char *start, struct mw_json_cell *cell, const cha
             if (!n) return *what = "invalid UTF-8 in a string", p;
             while (n--) *out++ = *p++;
         } else if (c != '\\') {
-            if (c < 0x20) return *what = "control character in a string, or its quote is missing", p;
+            if (c < 0x20) return *what = CONTROL, p;
             *out++ = *p++;
         } else if (p[1] == 'u') {
             char *next = unescape_unicode(p + 1, &out, what);

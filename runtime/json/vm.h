@@ -8,7 +8,7 @@
 #include "json/json.h"
 
 /* Pushes the value at a node (0: the whole document). False, with nothing pushed: no such node, or no room on
- * the Lua stack. The two metatables mark decoded arrays; `arrays` is the stack index of theirs. */
+ * the Lua stack. `arrays` is the stack index of the metatable that marks arrays. */
 bool mw_json_push(lua_State *L, const struct mw_json_doc *doc, uint32_t node, int arrays);
 
 struct mw_json_text { /* zero-initialised is empty; reused between calls */
