@@ -2,6 +2,7 @@
  * text reads back as the same double, and integers keep all their digits up to 64 bits.
  * The short cuts are the ones that stay exact; the rest is left to the C library, in the "C" locale because
  * a host program's setlocale must not change what JSON means. */
+#include <float.h>
 #include <locale.h>
 #include <math.h>
 #include <stdio.h>
@@ -177,7 +178,8 @@ int mw_json_number_print(double x, char out[MW_JSON_NUMBER_TEXT]) {
     if (x < 9223372036854775808.0 && x == (double)(uint64_t)x)
         return sign + mw_json_unsigned_print((uint64_t)x, out + sign);
     if (x >= 1e-5 && x < 1e15 && (len = print_decimals(x, out + sign))) return sign + len;
-    for (int precision = 15; precision <= 17; precision++) {
+    /* 15 digits are never too many, except for the numbers below DBL_MIN, which have fewer bits */
+    for (int precision = x < DBL_MIN ? 1 : 15; precision <= 17; precision++) {
         len = snprintf(out + sign, MW_JSON_NUMBER_TEXT - (size_t)sign, "%.*g", precision, x);
         for (int i = sign; i < sign + len; i++) /* the process's locale may write a comma */
             if (!is_digit(out[i]) && out[i] != 'e' && out[i] != '+' && out[i] != '-') out[i] = '.';
