@@ -346,7 +346,11 @@ return function(vm, http, C)
       if request then C.mw_http_request_free(ffi.gc(request, nil)) end
       request = nil
     end
-    wait.yield(waiter, release)
+    local waited, problem = pcall(wait.yield, waiter, release)
+    if not waited then -- where it cannot wait, nothing is sent
+      release()
+      error(problem, 0)
+    end
 
     local failed = C.mw_http_error(request)
     if failed == nil then

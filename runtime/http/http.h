@@ -1,15 +1,15 @@
 /* http.h - HTTP requests on the worker's loop: libcurl's multi interface behind mw_io, mw_timer, mw_defer.
  * Loop thread only. Whoever starts a request owns it and frees it, whatever became of it; nothing that was
  * passed to mw_http_start needs to live longer than that call. Names are resolved in threads, so no call here
- * waits. The process must ignore SIGPIPE. Plain types throughout: lua/moonwire/http.lua calls this by FFI. */
+ * waits. The process must ignore SIGPIPE. ffi.cdef can read this file (without its # lines):
+ * lua/moonwire/http.lua calls these functions. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/loop.h"
-
 typedef struct mw_http mw_http;
 typedef struct mw_http_request mw_http_request;
+struct mw_loop;
 struct mw_vm;
 
 enum {
@@ -38,7 +38,7 @@ typedef struct mw_http_spec { /* zeroed means the defaults; only url is required
     bool env_proxy;                   /* http_proxy, https_proxy, no_proxy count */
 } mw_http_spec;
 
-mw_http *mw_http_new(mw_loop *l);
+mw_http *mw_http_new(struct mw_loop *l);
 /* Ends everything that runs: no callback comes after this. Requests not freed yet stay valid, "cancelled",
  * and are still their owners' to free. NULL is fine. */
 void mw_http_free(mw_http *h);

@@ -259,6 +259,25 @@ describe("mw.http", function()
     assert.equal(200, http.get(base .. "/hello").status)
   end)
 
+  it("sends nothing where it cannot wait", function()
+    local wait = package.loaded["moonwire.internal.wait"]
+    local real = wait.yield
+    wait.yield = function() error("not in a coroutine of your own", 0) end
+    local problem = failure(http.get, base .. "/hello")
+    wait.yield = real
+    assert.equal("not in a coroutine of your own", problem)
+  end)
+
+  it("declares what the C header declares, which FFI can read", function()
+    local function body(path)
+      local text = assert(io.open(path)):read "*a"
+      return (text:match("typedef struct mw_http_spec (%b{})"):gsub("/%*.-%*/", ""):gsub("%s+", " "))
+    end
+    assert.equal(body "runtime/http/http.h", body "lua/moonwire/http.lua")
+    sh [[luajit -e 'local t = io.open("runtime/http/http.h"):read "*a"
+      require("ffi").cdef((t:gsub("#[^\n]*\n", "\n")))']]
+  end)
+
   it("survives the collector at any moment, compiled or not", function()
     local pause = collectgarbage("setpause", 0)
     for i = 1, 300 do

@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/loop.h"
 #include "http/http.h"
 
 void mw_vm_complete(struct mw_vm *vm, double waiter);
