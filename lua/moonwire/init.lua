@@ -19,9 +19,17 @@ local M = {
   metrics = require "moonwire.metrics",
   shared = require "moonwire.shared",
   json = require "moonwire.json",
-  http = require "moonwire.http",
   version = require("moonwire.core").version,
 }
+
+-- libcurl is woken by the first use: most handlers never call it.
+M.http = setmetatable({}, {
+  __index = function(self, name)
+    local built = require "moonwire.http"(wait.vm, C.mw_vm_http(wait.vm), C)
+    for known, fn in pairs(built) do rawset(self, known, fn) end
+    return setmetatable(self, getmetatable(built))[name]
+  end,
+})
 
 --- Seconds since 1970, with milliseconds.
 ---@return number

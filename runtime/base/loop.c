@@ -38,7 +38,8 @@ static void clock_fired(struct ev_loop *ev, ev_timer *t, int events) { (void)ev,
 mw_loop *mw_loop_new(void) {
     mw_loop *l = calloc(1, sizeof *l);
     if (!l) abort();
-    l->ev = ev_loop_new(EVFLAG_AUTO | EVFLAG_NOENV); /* not the default loop: that one reaps every child of the process */
+    l->ev = ev_loop_new(EVFLAG_AUTO |
+                        EVFLAG_NOENV); /* not the default loop: that one reaps every child of the process */
     if (!l->ev) abort();
     mw_loop_now_update(l);
     mw_wheel_init(&l->wheel, l->mono);

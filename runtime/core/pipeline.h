@@ -40,7 +40,8 @@ uint32_t mw_pipeline_running(const mw_pipeline *p);
 /* [lua] Deliveries whose lane the pipeline's own key decides: the oldest that has none yet, or NULL. */
 mw_delivery *mw_pipeline_unkeyed(mw_pipeline *p);
 bool mw_pipeline_more(const mw_pipeline *p); /* [lua] the budget is spent, and there is more to take */
-void mw_delivery_no_lane(mw_delivery *d, const char *reason, size_t reason_len); /* [lua] its key cannot be told: dead letter */
+void mw_delivery_no_lane(mw_delivery *d, const char *reason,
+                         size_t reason_len); /* [lua] its key cannot be told: dead letter */
 void mw_delivery_set_lane(mw_delivery *d, const char *key, size_t len, bool has_key);
 
 /* [lua] The next delivery to handle, or NULL: nothing ready, concurrency used up, paused, or this turn's

@@ -40,7 +40,8 @@ static bool may_start(const mw_pipeline *p) {
 }
 
 bool mw_pipeline_more(const mw_pipeline *p) {
-    return p->ready_count && !p->budget && p->running < p->spec.concurrency && p->breaker != MW_OPEN && !p->draining;
+    return p->ready_count && !p->budget && p->running < p->spec.concurrency && p->breaker != MW_OPEN &&
+           !p->draining;
 }
 
 static mw_delivery *begin(mw_pipeline *p) {

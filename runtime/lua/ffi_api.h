@@ -76,6 +76,7 @@ void mw_vm_wake(struct mw_vm *vm);                  /* call the tick again after
 double mw_vm_now(struct mw_vm *vm);                 /* seconds since 1970 */
 double mw_vm_mono(struct mw_vm *vm);                /* monotonic seconds */
 
+struct mw_http *mw_vm_http(struct mw_vm *vm); /* made on first use */
 void mw_vm_publish(struct mw_vm *vm, struct mw_link *l, const char *channel, struct mw_message *m,
                    int64_t delay_ms, double waiter);
 

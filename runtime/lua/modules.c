@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "json/json.h"
+#include "json/vm.h"
 #include "lua/core.h"
 #include "lua/embedded.h"
 #include "lua/vm.h"

@@ -100,6 +100,11 @@ static void tick(mw_deferred *d) {
 
 void mw_vm_wake(mw_vm *vm) { mw_defer(vm->loop, &vm->ticking, tick); }
 
+mw_http *mw_vm_http(mw_vm *vm) {
+    if (!vm->http) vm->http = mw_http_new(vm->loop);
+    return vm->http;
+}
+
 /* ---- links and pipelines ---- */
 
 mw_link *mw_vm_link(mw_vm *vm, const char *url, mw_failure *e) {

@@ -11,7 +11,6 @@
 
 typedef struct mw_vm mw_vm;
 typedef struct mw_wait mw_wait;
-typedef struct mw_http mw_http;
 
 struct mw_vm {
     mw_loop *loop;
@@ -23,9 +22,9 @@ struct mw_vm {
     mw_buf completions;
     size_t completions_taken;
     char *last_error;
-    mw_wait *waits;  /* every wait that C still owes an answer */
-    mw_map sleeping; /* waiter -> mw_wait */
-    mw_http *http;   /* made on first use */
+    mw_wait *waits;       /* every wait that C still owes an answer */
+    mw_map sleeping;      /* waiter -> mw_wait */
+    struct mw_http *http; /* made on first use */
     uint32_t generation;
     size_t memory; /* bytes the state has allocated */
     bool draining, abandoned;

@@ -1,8 +1,8 @@
 --- What a handler is given. Fields are made on first use: a handler that reads two fields of the body pays for two fields.
 --- After the verdict the record in C is gone; fields that were read before stay, others raise an error.
 local C = require "moonwire.internal.cdef"
+local body = require "moonwire.internal.body"
 local ffi = require "ffi"
-local json = require "moonwire.json"
 
 local M = {}
 
@@ -71,7 +71,7 @@ end
 
 function make.data(self)
   local p = load_parts(self)
-  local value, err = json.decode_bytes(p.body, p.body_len)
+  local value, err = body.decode(p.body, p.body_len)
   if err then M.invalid("body is not JSON: " .. err) end
   return value
 end
@@ -87,7 +87,7 @@ local methods = {}
 function methods.get(self, ...)
   if rawget(self, "data") ~= nil then return M.dig(self.data, ...) end
   local p = load_parts(self)
-  return json.find_bytes(p.body, p.body_len, M.invalid, ...)
+  return body.find(p.body, p.body_len, M.invalid, ...)
 end
 
 local function dig_one(value, path)
