@@ -34,8 +34,8 @@ static int codec_gc(lua_State *L) {
     struct codec *c = lua_touserdata(L, 1);
     mw_json_free(c->doc);
     mw_json_text_free(&c->text);
-    *c = (struct codec){.holder =
-                            (const char *)UINTPTR_MAX}; /* taken for ever: finalizers may come after us */
+    /* Taken for ever: when the state closes, finalizers may still come after this one. */
+    *c = (struct codec){.holder = (const char *)UINTPTR_MAX};
     return 0;
 }
 
