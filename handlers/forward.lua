@@ -1,11 +1,11 @@
 --- forward: sends each message on to another channel, or to several.
 ---
 ---   mw.pipeline "audit" { from = orders, handler = "forward", options = { to = "audit" } }
----   mw.pipeline "fan" { from = orders, handler = "forward", options = { to = { "mail", "stats" }, key = "customer.id" } }
+---   mw.pipeline "fan" { from = orders, handler = "forward", options = { to = { "mail", "stats" }, key = "user.id" } }
 ---
---- Body, type, key, priority and headers stay as they are; so does the id, by which a later pipeline can tell a duplicate. The copies leave
---- with the ack: in one transaction where the broker has them, else all confirmed first. A name is a channel on the pipeline's own
---- connection; a channel object may be on another one.
+--- Body, type, key, priority and headers stay as they are; so does the id, by which a later pipeline can tell a
+--- duplicate. The copies leave with the ack: in one transaction where the broker has them, else all confirmed first.
+--- A name is a channel on the pipeline's own connection; a channel object may be on another one.
 local mw = require "moonwire"
 local check = require "moonwire.options"
 
@@ -51,7 +51,9 @@ local function new(options)
   local function handle(msg)
     local key, headers = key_of(msg, options.key), headers_of(msg, options.headers)
     for _, target in ipairs(targets) do
-      mw.publish(target, msg.body, { id = msg.id, key = key, headers = headers, type = msg.type, priority = msg.priority })
+      mw.publish(target, msg.body, {
+        id = msg.id, key = key, headers = headers, type = msg.type, priority = msg.priority,
+      })
     end
   end
 

@@ -1,9 +1,10 @@
 --- log: writes one log line per message, and acks it.
 ---
----   mw.pipeline "watch" { from = orders, handler = "log", options = { level = "info", fields = { "customer.id", "total" } } }
+---   mw.pipeline "watch" { from = orders, handler = "log", options = { level = "info", fields = { "user.id" } } }
 ---
---- Each line has the pipeline, id, attempt, channel, key and size, and the fields that are asked for: paths into a JSON body, as for msg:get.
---- A body that is not JSON is logged without them. A pipeline has a group of its own, so this takes nothing away from the others.
+--- Each line has the pipeline, id, attempt, channel, key and size, and the fields that are asked for: paths into a JSON
+--- body, as for msg:get. A body that is not JSON is logged without them. A pipeline has a group of its own, so this
+--- takes nothing away from the others.
 local mw = require "moonwire"
 local check = require "moonwire.options"
 

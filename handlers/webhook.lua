@@ -9,7 +9,8 @@
 local mw = require "moonwire"
 local check_options = require "moonwire.options"
 
-local OPTIONS = { headers = "any?", method = "any?", retry_on = "any?", timeout = "any?", url = "any?" } -- values: see check
+-- The values are looked at in check.
+local OPTIONS = { headers = "any?", method = "any?", retry_on = "any?", timeout = "any?", url = "any?" }
 local METHODS = { POST = true, PUT = true, PATCH = true }
 local RETRY = { [408] = true, [425] = true, [429] = true }
 local LONGEST_WAIT_S = 86400 -- a peer cannot park a message for longer than this

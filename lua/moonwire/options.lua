@@ -1,6 +1,7 @@
---- Checks the `options` of a handler that takes some: `require "moonwire.options"(options, { to = "string", level = "string?" })`.
---- A rule is a list of Lua types; "?" at the end makes it optional, "any" takes everything. A wrong or unknown option raises an
---- error, which `moonwire check` shows with the handler's name.
+--- Checks the `options` of a handler that takes some:
+--- `require "moonwire.options"(options, { to = "string", level = "string?" })`. A rule is a list of Lua types; "?" at
+--- the end makes it optional, "any" takes everything. A wrong or unknown option raises an error, which `moonwire check`
+--- shows with the handler's name.
 local nearest = require "moonwire.internal.nearest"
 
 local function wrong(text, ...) error(text:format(...), 0) end
