@@ -22,6 +22,10 @@ int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
             e, MW_EUSAGE, false,
             "on_dead = \"hold_key\" and \"dead_key\" need a broker that can park messages; %s cannot",
             driver);
+    if (s->on_dead != MW_DEAD_CONTINUE && s->own_key)
+        return mw_fail(e, MW_EUSAGE, false,
+                       "on_dead = \"hold_key\" and \"dead_key\" go by the message's own key: leave out key = "
+                       "..., or publish with a key");
     if (s->batch_size > 1 && s->order == MW_ORDER_SOURCE)
         return mw_fail(e, MW_EUSAGE, false,
                        "handle_batch with order = \"source\" would get one message at a time: use order = "
