@@ -234,7 +234,7 @@ static void fresh_folder(void) {
 }
 
 static mw_conn *try_open(const char *path, const char *options, mw_link *l, mw_error *e) {
-    char text[512];
+    char text[1024];
     mw_url u;
     snprintf(text, sizeof text, "embedded:%s%s", path, options);
     CHECK(mw_url_parse(&u, text, e) == 0);
