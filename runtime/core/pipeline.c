@@ -140,6 +140,8 @@ void mw_pipeline_abandon(mw_pipeline *p) {
     p->draining = p->unsubscribed = true;
     p->settlements.len = 0;
     p->events.closed = closed_quietly;
+    for (mw_delivery *d = p->all; d; d = d->all_next) /* its next run must not find it taken */
+        if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
     if (sub) p->driver->unsubscribe(sub);
 }
 

@@ -242,7 +242,7 @@ static void finish_remove(mwe_op *op) {
     free(o);
 }
 
-static const mwe_op_kind REMOVE = {apply_remove, finish_remove, false};
+static const mwe_op_kind REMOVE = {apply_remove, finish_remove, MWE_TRY_ONCE};
 
 void mwe_remove(mw_conn *c, const mw_removal *r) {
     remove_op *o = mwe_alloc(sizeof *o);

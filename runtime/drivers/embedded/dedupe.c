@@ -126,7 +126,7 @@ static void finish(mwe_op *op) {
 }
 
 /* A DONE is not answered, and what follows it relies on it: it is kept until it is written. */
-static const mwe_op_kind CLAIM = {apply, finish, false}, CONCLUDE = {apply, finish, true};
+static const mwe_op_kind CLAIM = {apply, finish, MWE_TRY_ONCE}, CONCLUDE = {apply, finish, MWE_TRY_ALWAYS};
 
 static void submit(mw_conn *c, const mw_dedupe *list, size_t count, bool claims) {
     size_t space = sizeof(dedupe_op) + count * sizeof(dedupe_item);

@@ -50,7 +50,8 @@ static void watch_others(mw_conn *c) {
 
 static void poll_fired(mw_timer *t) {
     mw_conn *c = mw_container_of(t, mw_conn, poll);
-    if (others_wrote(c)) look_all(c);
+    others_wrote(c);
+    look_all(c); /* the count of others' commits may hide one that crossed with ours */
     mwe_sweep(c);
     mw_timer_start(c->loop, t, POLL_MS, poll_fired);
 }

@@ -15,9 +15,10 @@ struct mw_conn {
     const mw_host *host;
     uint64_t id; /* owner of its dedupe claims */
 
-    mw_conn *next; /* of the store; guarded by its lock, as the next four */
+    mw_conn *next; /* of the store; guarded by its lock, as the next five */
     mwe_op *answers, **answers_tail;
     unsigned queued; /* operations given to the writer and not in answers yet */
+    bool parting;
     mw_wake wake;
 
     MDB_txn *reader;
@@ -26,7 +27,7 @@ struct mw_conn {
     int inotify_fd;
     mw_timer poll;
     uint64_t foreign; /* commits of other processes seen so far */
-    bool sweeping;
+    bool sweeping, down;
     mwe_channel *last_channel;
     struct mwe_browsing *browsing, **browsing_tail;
     mw_deferred browse;

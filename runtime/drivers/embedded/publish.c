@@ -46,7 +46,7 @@ static int apply(mwe_txn *t, mwe_op *op, uint32_t i) {
     return mwe_publish_apply(t, item, 1, &item->code);
 }
 
-static const mwe_op_kind PUBLISH = {apply, finish, false};
+static const mwe_op_kind PUBLISH = {apply, finish, MWE_TRY_ONCE};
 
 void mwe_publish_list(mw_conn *c, const mw_publication *list, size_t count) {
     while (count) {

@@ -27,7 +27,9 @@ static bool past(const mwe_txn *t, const mwe_tchannel *c, const MDB_val *value) 
     const mwe_channel_row *row = &c->row;
     mwe_record r;
     if (!row->retain_age_ms && !row->retain_count) return true;
-    if (row->retain_count && row->messages - c->channel->sweep_kept > row->retain_count) return true;
+    uint64_t left =
+        row->messages - (row->messages < c->channel->sweep_kept ? row->messages : c->channel->sweep_kept);
+    if (row->retain_count && left > row->retain_count) return true;
     if (!row->retain_age_ms || value->mv_size < sizeof r) return false;
     memcpy(&r, value->mv_data, sizeof r);
     return r.time_ms < t->now - row->retain_age_ms;
@@ -101,8 +103,8 @@ static void finish_sweep(mwe_op *op) {
 
 static void finish_declare(mwe_op *op) { free(op); }
 
-static const mwe_op_kind SWEEP = {apply_sweep, finish_sweep, false},
-                         DECLARE = {apply_declare, finish_declare, true};
+static const mwe_op_kind SWEEP = {apply_sweep, finish_sweep, MWE_TRY_ONCE},
+                         DECLARE = {apply_declare, finish_declare, MWE_TRY_ALWAYS};
 
 void mwe_sweep(mw_conn *c) {
     if (c->sweeping) return;

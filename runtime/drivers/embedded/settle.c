@@ -289,7 +289,7 @@ static void finish_settle(mwe_op *op) {
     free(o);
 }
 
-static const mwe_op_kind SETTLE = {apply_settle, finish_settle, false};
+static const mwe_op_kind SETTLE = {apply_settle, finish_settle, MWE_TRY_ONCE};
 
 static void take_settlement(mw_sub *s, settle_item *item, const mw_settlement *from) {
     mwe_flight *f = mw_map_get(&s->flights, from->tag);
@@ -400,9 +400,9 @@ static void finish_promote(mwe_op *op) {
     finish_lane(op);
 }
 
-static const mwe_op_kind UNPARK = {apply_unpark, finish_lane, true},
-                         RELEASE = {apply_release, finish_lane, true},
-                         PROMOTE = {apply_promote, finish_promote, false};
+static const mwe_op_kind UNPARK = {apply_unpark, finish_lane, MWE_TRY_ALWAYS},
+                         RELEASE = {apply_release, finish_lane, MWE_TRY_ALWAYS},
+                         PROMOTE = {apply_promote, finish_promote, MWE_TRY_ONCE};
 
 static void submit_lane(mw_conn *c, mw_sub *s, mwe_channel *channel, const char *group, uint64_t lane,
                         const mwe_op_kind *kind) {
@@ -420,10 +420,12 @@ static void submit_lane(mw_conn *c, mw_sub *s, mwe_channel *channel, const char 
     mwe_submit(c, &l->op);
 }
 
-void mwe_unpark(mw_sub *s, uint64_t lane) { submit_lane(s->conn, s, s->channel, NULL, lane, &UNPARK); }
+void mwe_unpark(mw_sub *s, uint64_t lane) {
+    if (s->state == MWE_RUNNING) submit_lane(s->conn, s, s->channel, NULL, lane, &UNPARK);
+}
 
 void mwe_promote(mw_sub *s) {
-    if (s->promoting) return;
+    if (s->promoting || s->state != MWE_RUNNING) return;
     s->promoting = true;
     submit_lane(s->conn, s, s->channel, NULL, 0, &PROMOTE);
 }

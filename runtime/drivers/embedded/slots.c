@@ -230,7 +230,8 @@ static int apply(mwe_txn *t, mwe_op *op, uint32_t i) {
 
 static void finish_beat(mwe_op *op);
 static void finish_leave(mwe_op *op);
-static const mwe_op_kind BEAT = {apply, finish_beat, false}, LEAVE = {apply, finish_leave, true};
+static const mwe_op_kind BEAT = {apply, finish_beat, MWE_TRY_ONCE},
+                         LEAVE = {apply, finish_leave, MWE_TRY_SOME};
 
 static beat_op *new_beat(mw_sub *s, const mwe_op_kind *kind) {
     beat_op *b = mwe_alloc(sizeof *b + s->group_len + 1);
@@ -281,10 +282,22 @@ static void note_leaving(mw_sub *s, uint64_t leaving) {
     }
 }
 
+/* Says once that the store cannot be written, and once that it can again. */
+static void tell_state(mw_sub *s, int code) {
+    mw_conn *c = s->conn;
+    mw_error e;
+    if (c->down == (code != 0)) return;
+    c->down = code != 0;
+    if (code) mwe_store_error(c->store, code, &e);
+    if (code == MW_EUSAGE)
+        mw_fail(&e, code, true, "group %s of %s is consumed with another order by others", s->group,
+                s->channel->name);
+    c->host->state(c->link, !c->down, code ? &e : NULL);
+}
+
 static void finish_beat(mwe_op *op) {
     beat_op *b = (beat_op *)op;
     mw_sub *s = b->sub;
-    mw_conn *c = op->conn;
     int code = mwe_code(op, 0, b->code);
     s->beating = false;
     if (code == 0 && s->state == MWE_JOINING) {
@@ -292,14 +305,8 @@ static void finish_beat(mwe_op *op) {
         s->group_id = b->group_id;
         s->state = MWE_RUNNING;
     }
-    if (code && s->state != MWE_LEAVING) {
-        mw_error e;
-        mwe_store_error(c->store, code, &e);
-        if (code == MW_EUSAGE)
-            mw_fail(&e, code, true, "group %s of %s is consumed with another order by others", s->group,
-                    s->channel->name);
-        c->host->state(c->link, false, &e);
-    } else if (s->state == MWE_RUNNING) {
+    if (s->state != MWE_LEAVING) tell_state(s, code);
+    if (code == 0 && s->state == MWE_RUNNING) {
         note_leaving(s, b->leaving);
         mwe_leave_slots(s);
     }

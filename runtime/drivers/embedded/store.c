@@ -248,6 +248,16 @@ static int open_wake(mwe_store *s, mw_error *e) {
     return rc;
 }
 
+/* A new file is safe only when its name is: LMDB syncs what is in it, not the folder. */
+static int sync_folder(mwe_store *s, mw_error *e) {
+    int fd = open(s->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = fd < 0 || fsync(fd) < 0
+                 ? mw_fail(e, errno, true, "cannot sync %s: %s", s->folder, strerror(errno))
+                 : 0;
+    if (fd >= 0) close(fd);
+    return rc;
+}
+
 /* ---- open and close ---- */
 
 static void free_store(mwe_store *s) {
@@ -267,11 +277,17 @@ static void free_store(mwe_store *s) {
 
 static mwe_store *new_store(const char *folder, uint64_t size, bool fresh, mw_error *e) {
     mwe_store *s = calloc(1, sizeof *s);
-    if (!s || !(s->folder = strdup(folder))) abort();
+    if (!s) abort();
     s->wake_fd = -1;
     pthread_rwlock_init(&s->map, NULL);
     struct stat st;
-    if (open_env(s, size, fresh, e) || open_wake(s, e) || !(s->worker = mwe_worker_open(folder, e)))
+    s->folder = realpath(folder, NULL); /* the process may change its own folder later */
+    if (!s->folder) {
+        mw_fail(e, errno, false, "cannot open the folder %s: %s", folder, strerror(errno));
+        goto fail;
+    }
+    if (open_env(s, size, fresh, e) || open_wake(s, e) || (fresh && sync_folder(s, e)) ||
+        !(s->worker = mwe_worker_open(s->folder, e)))
         goto fail;
     if (stat(folder, &st) < 0) {
         mw_fail(e, errno, false, "cannot open the folder %s: %s", folder, strerror(errno));

@@ -143,8 +143,13 @@ typedef struct mwe_op_kind {
      * the whole transaction. May be called again for the same item after such an end. */
     int (*apply)(mwe_txn *t, mwe_op *op, uint32_t i);
     void (*finish)(mwe_op *op); /* loop's thread: answers, frees */
-    bool keep; /* nobody is told when it fails, so the writer tries again instead of giving up at once */
+    /* How often it is tried when transactions fail, before it is given back with the error: 1 for what is
+     * answered, more for what nobody is told about. A closing connection waits for no more than a few. */
+    uint32_t tries;
 } mwe_op_kind;
+
+enum { MWE_TRY_ONCE = 1, MWE_TRY_SOME = 40 };
+#define MWE_TRY_ALWAYS UINT32_MAX
 
 struct mwe_op {
     mwe_op *next;

@@ -18,7 +18,6 @@ enum {
     MOST_BYTES = 64 << 20,
     BEAT_MS = 200,
     PAUSE_MS = 50, /* after a failure: a full disk does not get emptier by asking */
-    KEEP_TRIES = 40,
     PART_MS = 5000,
 };
 
@@ -95,6 +94,11 @@ static void give_back(mwe_op *op) { /* locked */
     c->queued--;
 }
 
+static uint32_t tries_left(const mwe_op *op) { /* locked */
+    uint32_t tries = op->kind->tries;
+    return op->conn->parting && tries > MWE_TRY_SOME ? MWE_TRY_SOME : tries;
+}
+
 /* After a commit: what is complete leaves the list. After a failure: what was touched leaves it, too. */
 static void sort_out(mwe_store *s, int rc) {
     mwe_op **at = &s->active;
@@ -105,7 +109,7 @@ static void sort_out(mwe_store *s, int rc) {
         bool touched = op->applied > op->done || !began;
         if (!touched && op->applied < op->count) break;
         if (rc == 0) op->done = op->applied;
-        bool again = rc ? op->kind->keep && ++op->failures < KEEP_TRIES : op->done < op->count;
+        bool again = rc ? ++op->failures < tries_left(op) : op->done < op->count;
         if (again) {
             op->applied = op->done;
             at = &op->next;
@@ -260,6 +264,7 @@ void mwe_conn_part(mw_conn *c) {
     struct timespec until;
     deadline_in(&until, PART_MS);
     pthread_mutex_lock(&s->lock);
+    c->parting = true;
     while (c->queued && pthread_cond_timedwait(&s->finished, &s->lock, &until) == 0) {
     }
     cancel_queued(s, c);
