@@ -195,7 +195,8 @@ case("retry-after", "mw.retry{after} sets the delay of one retry", function(h)
 end)
 
 case("max-age", "retry.max_age gives up by age, not by attempts", function(h)
-  h:start { handler = FAIL_OFTEN, settings = "retry = { attempts = 1000, backoff = 'fixed', base = 0.05, max_age = 0.5 }," }
+  local settings = "retry = { attempts = 1000, backoff = 'fixed', base = 0.05, max_age = 0.5 },"
+  h:start { handler = FAIL_OFTEN, settings = settings }
   h:publish { { "x", id = "m1", key = "a" } }
   h:wait(function() return #h:dead() == 1 end, 10, "the dead letter")
   assert.matches("^too old", h:dead()[1].headers["mw-dead-reason"])
@@ -303,10 +304,6 @@ end)
 
 case("dead-confirmed", "a message waits until its dead letter is confirmed", { "refuse" }, function(h)
   h:start { settings = "retry = { attempts = 1 },", handler = FAIL_OFTEN }
-  h:refuse(4)
-  h:publish("other", { { "x" }, { "x" } } and {}) -- faults strike what comes next: nothing of ours may
-  h.broker:publish("in", {})
-  h:refuse(0)
   h:publish { { "x", id = "m1" } }
   h:refuse(4)
   h:wait(function()
@@ -365,7 +362,8 @@ end)
 
 case("order-own-key", "`key` of the pipeline names the lane where messages have none", function(h)
   local n = h:scaled(400, 100)
-  h:start { settings = [[key = "customer.id", retry = { attempts = 100, backoff = 'fixed', base = 0.004 },]], handler = [[
+  local settings = [[key = "customer.id", retry = { attempts = 100, backoff = 'fixed', base = 0.004 },]]
+  h:start { settings = settings, handler = [[
     function M.handle(msg)
       if math.random() < 0.2 then error("by chance", 0) end
       trace("done", msg)
@@ -464,7 +462,8 @@ end)
 case("publish", "what a handler publishes arrives with its ack, and not when it fails", function(h)
   h:start { settings = "retry = { attempts = 3, base = 0.02 },", handler = [[
     function M.handle(msg)
-      mw.publish("out", { n = msg.attempt }, { id = "out-" .. msg.id .. "-" .. msg.attempt, key = "k", headers = { a = "b" } })
+      local id = "out-" .. msg.id .. "-" .. msg.attempt
+      mw.publish("out", { n = msg.attempt }, { id = id, key = "k", headers = { a = "b" } })
       trace("try", msg)
       if msg.attempt == 1 then error("once", 0) end
     end]] }
@@ -830,7 +829,7 @@ case("batch", "handle_batch: a verdict for each message, and for those that got 
       end
       return verdicts
     end]] }
-  local words = { "ack", "retry", "reject", "drop", "ack" }
+  local words = { "ack", "ack", "drop", "retry", "reject" } -- the last verdict made is a rejection
   h:publish(numbered(20, function(i) return { words[i % 5 + 1] } end))
   h:wait(function() return #h:dead() == 4 end, 10, "four dead letters")
   h:wait_settled()
@@ -863,7 +862,7 @@ end)
 case("outage", "an outage pauses the source and counts no attempt; the first success ends it", function(h)
   local flag = h.dir .. "/down"
   io.open(flag, "w"):close()
-  h:start { settings = "concurrency = 4, retry = { attempts = 2, classes = { outage = { pause = 0.2, jitter = 0 } } },",
+  h:start { settings = "concurrency = 4, retry = { attempts = 2, classes = { outage = { pause = 0.2, cap = 0.2 } } },",
     handler = ([[
       function M.handle(msg)
         trace("try", msg)
@@ -872,10 +871,10 @@ case("outage", "an outage pauses the source and counts no attempt; the first suc
         trace("done", msg)
       end]]):format(flag) }
   h:publish(numbered(40))
-  h:wait_for("try", 6)
+  h:wait_for("try", 4)
   h:stay(0.5)
   local tries = h.trace:count "try"
-  assert.is_true(tries <= 4 + 8, tries .. " tries during the outage")
+  assert.is_true(tries <= 4 + 4, tries .. " tries during the outage")
   os.remove(flag)
   h:wait_for("done", 40, 20)
   h:wait_settled()
@@ -886,8 +885,8 @@ end)
 --- Many messages, many crashes ---------------------------------------------------------------------------------------
 
 case("soak", "many messages, ten crashes: each is handled, none lost, few twice", function(h)
-  local n, kills, buffer = h:scaled(100000, 5000), 10, 256
-  local settings = ("concurrency = 32, buffer = { count = %d }, retry = { attempts = 1000, base = 0.01 },"):format(buffer)
+  local n, kills, buffer = h:scaled(100000, 5000), 10, 256 -- as in the settings
+  local settings = "concurrency = 32, buffer = { count = 256 }, retry = { attempts = 1000, base = 0.01 },"
   h:start { settings = settings, handler = DONE }
   local list = {}
   for i = 1, n do list[i] = { "x", id = "m" .. i, key = i % 3 > 0 and "k" .. i % 500 or nil } end
