@@ -8,7 +8,7 @@
 
 #include "base/buf.h"
 
-enum { FLUSH_AT = 64 * 1024, VALUE_MAX = 4096 };
+enum { FLUSH_AT = 64 * 1024, VALUE_MAX = 4096, KEY_MAX = 256 };
 
 static int format = MW_LOG_LOGFMT;
 static int least = MW_INFO;
@@ -41,24 +41,34 @@ static void put_json(const char *s, size_t len) {
     mw_buf_puts(&line, "\"");
 }
 
+/* The length of the UTF-8 sequence at s; 0 when there is none: cut short, overlong, a surrogate, or beyond
+ * U+10FFFF. */
+static size_t sequence(const char *s, size_t len) {
+    const unsigned char *p = (const unsigned char *)s;
+    size_t width = *p < 0x80                 ? 1
+                   : *p >= 0xc2 && *p < 0xe0 ? 2
+                   : *p >= 0xe0 && *p < 0xf0 ? 3
+                   : *p >= 0xf0 && *p < 0xf5 ? 4
+                                             : 0;
+    if (width > len) return 0;
+    for (size_t k = 1; k < width; k++)
+        if ((p[k] & 0xc0) != 0x80) return 0;
+    bool bad = (*p == 0xe0 && p[1] < 0xa0) || (*p == 0xed && p[1] > 0x9f) || (*p == 0xf0 && p[1] < 0x90) ||
+               (*p == 0xf4 && p[1] > 0x8f);
+    return bad ? 0 : width;
+}
+
 /* Bytes that are not UTF-8 would make the line unreadable for log shippers: they become '?'. */
 static size_t clean(const char *s, size_t len, char *out, size_t room) {
     size_t n = 0;
     for (size_t i = 0; i < len && n + 4 < room;) {
-        unsigned char c = (unsigned char)s[i];
-        size_t width = c < 0x80                ? 1
-                       : c >= 0xc2 && c < 0xe0 ? 2
-                       : c >= 0xe0 && c < 0xf0 ? 3
-                       : c >= 0xf0 && c < 0xf5 ? 4
-                                               : 0;
-        bool good = width && i + width <= len;
-        for (size_t k = 1; good && k < width; k++) good = ((unsigned char)s[i + k] & 0xc0) == 0x80;
-        if (good)
+        size_t width = sequence(s + i, len - i);
+        if (width)
             memcpy(out + n, s + i, width);
         else
             out[n] = '?';
-        n += good ? width : 1;
-        i += good ? width : 1;
+        n += width ? width : 1;
+        i += width ? width : 1;
     }
     return n;
 }
@@ -75,15 +85,20 @@ static void put_value(const char *value, size_t len) {
         mw_buf_add(&line, text, len);
 }
 
+/* Handlers name the fields: a key must neither end the line nor look like another field. */
 static void put_key(const char *key) {
+    char text[KEY_MAX];
+    size_t len = clean(key, strlen(key), text, sizeof text);
     if (format == MW_LOG_JSON) {
         mw_buf_puts(&line, ",");
-        put_json(key, strlen(key));
+        put_json(text, len);
         mw_buf_puts(&line, ":");
         return;
     }
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)text[i] <= ' ' || strchr("\"=?\x7f", text[i])) text[i] = '_';
     mw_buf_puts(&line, colour ? " \033[2m" : " ");
-    mw_buf_puts(&line, key);
+    mw_buf_add(&line, text, len);
     mw_buf_puts(&line, colour ? "=\033[0m" : "=");
 }
 
@@ -138,7 +153,10 @@ void mw_log_int(const char *key, int64_t value) {
 void mw_log_num(const char *key, double value) {
     if (skipping) return;
     put_key(key);
-    if (isfinite(value))
+    if (value == floor(value) &&
+        fabs(value) < 1e16) /* an order's number must stay one that can be searched for */
+        mw_buf_printf(&line, "%.0f", value);
+    else if (isfinite(value))
         mw_buf_printf(&line, "%.14g", value);
     else
         put_value("nan", 3);

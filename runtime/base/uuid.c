@@ -1,14 +1,20 @@
 #include "base/uuid.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/random.h>
 #include <time.h>
 
+static unsigned left;
+static void forked(void) { left = 0; } /* a child must not draw its parent's numbers */
+
 uint64_t mw_random64(void) {
     static uint64_t pool[64];
-    static unsigned left;
+    static bool watching;
     if (!left) {
+        if (!watching) watching = pthread_atfork(NULL, NULL, forked) == 0;
         for (size_t got = 0; got < sizeof pool;) {
             ssize_t n = getrandom((char *)pool + got, sizeof pool - got, 0);
             if (n < 0 && errno != EINTR) abort();
