@@ -34,7 +34,7 @@ end
 
 --- Runs a command to its end; nil and what it said when it failed.
 function M.capture(command)
-  local pipe = assert(io.popen(command .. " 2>&1; echo; echo $?", "r"))
+  local pipe = assert(io.popen(command .. " 2>&1; code=$?; echo; echo $code", "r"))
   local text = pipe:read "*a"
   pipe:close()
   local output, code = text:match "^(.*)\n(%d+)\n$"

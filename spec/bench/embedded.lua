@@ -38,7 +38,7 @@ mw.pipeline "bench" { from = broker:channel "in", handler = function(msg) end, b
 })
 
 local function commits()
-  local text = assert(bench.capture(("%s/bench/raw_lmdb %s/data"):format(bench.build, folder)))
+  local text = assert(bench.capture(("%s/bench/raw_lmdb %s/data/moonwire.mdb"):format(bench.build, folder)))
   return json.decode(text).commits
 end
 

@@ -30,9 +30,11 @@ double mw_bench_now(bool cpu) {
 /* ---- messages: an order in JSON, padded to `body` bytes, a UUID-sized id, `keys` keys in turn (0: none) ---- */
 
 static mw_message *make(uint32_t n, uint32_t keys, uint32_t body) {
+    static unsigned long long process; /* no two processes make the same ids */
     char id[64], key[24], text[65536];
+    if (!process) process = (unsigned long long)(mw_bench_now(false) * 1e6) & 0xffffffffffff;
     if (body >= sizeof text) body = sizeof text - 1;
-    int id_len = snprintf(id, sizeof id, "00000000-0000-4000-8000-%012u", n);
+    int id_len = snprintf(id, sizeof id, "%08x-%04x-7000-8000-%012llx", n, n >> 16, process);
     int key_len = keys ? snprintf(key, sizeof key, "customer-%05u", n % keys) : 0;
     int used = snprintf(text, sizeof text,
                         body < 64 ? "{\"number\":%u}"

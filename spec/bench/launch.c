@@ -57,15 +57,34 @@ static bool wait_for(int fd, const char *marker, double limit) {
     return false;
 }
 
-static long memory(pid_t pid, const char *field) { /* kB */
+typedef struct memory { /* kB */
+    long rss, anon, file;
+} memory;
+
+static memory memory_of(pid_t pid) { /* all 0: it has ended */
     char line[256], path[64];
-    long value = 0;
+    memory m = {0};
     snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
     FILE *f = fopen(path, "r");
-    while (f && fgets(line, sizeof line, f))
-        if (strncmp(line, field, strlen(field)) == 0) value = atol(line + strlen(field));
+    while (f && fgets(line, sizeof line, f)) {
+        sscanf(line, "VmRSS: %ld", &m.rss);
+        sscanf(line, "RssAnon: %ld", &m.anon);
+        sscanf(line, "RssFile: %ld", &m.file);
+    }
     if (f) fclose(f);
-    return value;
+    return m;
+}
+
+/* As it stands at the end of the time, or just before the process ended by itself. */
+static memory memory_after(pid_t pid, double ms) {
+    memory last = memory_of(pid);
+    for (double until = now_ms() + ms; now_ms() < until;) {
+        usleep(10000);
+        memory m = memory_of(pid);
+        if (!m.rss) break;
+        last = m;
+    }
+    return last;
 }
 
 static long cpu_ms(pid_t pid) {
@@ -91,9 +110,9 @@ int main(int argc, char **argv) {
         bool came = wait_for(ends[0], argv[3], began + LIMIT_MS);
         double took = now_ms() - began;
         long cpu = cpu_ms(pid);
-        if (came && idle_ms) usleep((useconds_t)idle_ms * 1000);
+        memory m = memory_after(pid, came ? idle_ms : 0);
         printf("{\"ms\":%.3f,\"cpu_ms\":%ld,\"rss_kb\":%ld,\"anon_kb\":%ld,\"file_kb\":%ld}\n", took, cpu,
-               memory(pid, "VmRSS:"), memory(pid, "RssAnon:"), memory(pid, "RssFile:"));
+               m.rss, m.anon, m.file);
         fflush(stdout);
         kill(pid, SIGTERM);
         double limit = now_ms() + 3000;

@@ -2,7 +2,7 @@
  * bytes and an index row with an 18-byte key are put, and later both deleted, `put` and `delete` messages to a
  * synced commit.
  *   raw_lmdb FOLDER MESSAGES PUTS-PER-COMMIT DELETES-PER-COMMIT BODY   -> seconds, wall and CPU, as JSON
- *   raw_lmdb FOLDER                                                    -> how often its file was committed to */
+ *   raw_lmdb FILE                                                      -> how often it was committed to */
 #include <lmdb.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -71,7 +71,7 @@ static void each(uint64_t count, uint64_t per_commit, void (*one)(MDB_txn *, uin
 static void open_env(const char *folder, unsigned flags) {
     check(mdb_env_create(&env), "create");
     check(mdb_env_set_maxdbs(env, 32), "maxdbs");
-    check(mdb_env_set_mapsize(env, (size_t)4 << 30), "mapsize");
+    if (!(flags & MDB_RDONLY)) check(mdb_env_set_mapsize(env, (size_t)4 << 30), "mapsize");
     check(mdb_env_open(env, folder, flags, 0600), folder);
 }
 
@@ -86,7 +86,7 @@ static void open_tables(void) {
 int main(int argc, char **argv) {
     if (argc == 2) {
         MDB_envinfo info;
-        open_env(argv[1], MDB_RDONLY);
+        open_env(argv[1], MDB_RDONLY | MDB_NOSUBDIR);
         check(mdb_env_info(env, &info), "info");
         printf("{\"commits\":%zu}\n", info.me_last_txnid);
         return 0;
