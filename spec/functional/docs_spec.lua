@@ -1,5 +1,5 @@
--- What the pages say, tried: blocks tagged `lua check` are read as projects, blocks tagged `sh run` are executed, links lead
--- somewhere, and no setting, function or page is left out.
+-- What the pages say, tried: blocks tagged `lua check` are read as projects, blocks tagged `sh run` are executed, links
+-- lead somewhere, and no setting, function or page is left out.
 local core = require "moonwire.core"
 local process = require "spec.support.process"
 
@@ -202,8 +202,9 @@ describe("docs/configuration.md", function()
     top[name], class[name] = rule, { kind = rule.kind, of = rule.of }
   end
   for title, rules in pairs {
-    Pipelines = rules_in(PROJECT, "PIPELINE"), buffer = rules_in(PROJECT, "BUFFER"), batch = rules_in(PROJECT, "BATCH"),
-    dedupe = rules_in(PROJECT, "DEDUPE"), retain = rules_in(PROJECT, "RETAIN"), Settings = rules_in(PROJECT, "SETTINGS"),
+    Pipelines = rules_in(PROJECT, "PIPELINE"), buffer = rules_in(PROJECT, "BUFFER"),
+    batch = rules_in(PROJECT, "BATCH"), dedupe = rules_in(PROJECT, "DEDUPE"), retain = rules_in(PROJECT, "RETAIN"),
+    Settings = rules_in(PROJECT, "SETTINGS"),
     Channels = { retain = {} }, retry = top, ["retry.classes"] = class,
   } do
     it(("has a row for every field of %s, and none for others"):format(title), function()
@@ -213,8 +214,8 @@ describe("docs/configuration.md", function()
         assert(row, ("%s: there is no row for %s"):format(title, field))
         if rule.required then assert.equal("required", row.default) end
         if rule.default ~= nil then
-          assert(row.default:find(shown(rule.default), 1, true), ("%s.%s: the default is %s, the page says %s"):format(title,
-            field, shown(rule.default), row.default))
+          assert(row.default:find(shown(rule.default), 1, true), ("%s.%s: the default is %s, the page says %s"):format(
+            title, field, shown(rule.default), row.default))
         end
         for _, choice in ipairs(rule.of or {}) do
           assert(row.kind:find('"' .. choice .. '"', 1, true), ("%s.%s: %q is missing"):format(title, field, choice))
