@@ -519,6 +519,21 @@ static void role_move(mw_conn *c) {
     }
 }
 
+/* Publishes more than the small map of its parent holds. */
+static void role_fill(mw_conn *c, mw_link *l) {
+    static char body[1000];
+    memset(body, '7', sizeof body);
+    for (int i = 0; i < 3000; i++) {
+        letter w = {"work", NULL, body, .size = sizeof body};
+        mw_publication p = {.channel = "work", .msg = message_of(&w)};
+        D->publish(c, &p, 1);
+    }
+    RUN_UNTIL(l->published == 3000, 10000);
+    CHECK(l->refused == 0, "%s", l->error.text);
+    say("filled");
+    for (;;) mw_loop_step(loop, 100);
+}
+
 static void role_claim(mw_conn *c, mw_link *l) {
     mw_dedupe d = {.op = MW_DEDUPE_CLAIM, .key = "job", .key_len = 3, .ttl_ms = 60000};
     D->dedupe(c, &d, 1);
@@ -535,6 +550,7 @@ static int run_role(const char *role, const char *argument) {
     if (strcmp(role, "consume") == 0) role_consume(c, argument);
     if (strcmp(role, "hold") == 0) role_hold(c, argument);
     if (strcmp(role, "move") == 0) role_move(c);
+    if (strcmp(role, "fill") == 0) role_fill(c, &l);
     if (strcmp(role, "claim") == 0) role_claim(c, &l);
     return 1;
 }
@@ -1026,6 +1042,63 @@ static void test_full(void) {
     }
 }
 
+static void take_disk(const char *disk, bool take) {
+    char path[512], junk[4096] = "";
+    snprintf(path, sizeof path, "%s/junk", disk);
+    if (!take) {
+        CHECK(unlink(path) == 0);
+        return;
+    }
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    while (write(fd, junk, sizeof junk) > 0) {
+    }
+    close(fd);
+}
+
+/* Needs a small disk of its own, such as a tmpfs of 6 MB: MW_TEST_SMALL_DISK names it. */
+static void test_full_disk(void) {
+    const char *disk = getenv("MW_TEST_SMALL_DISK");
+    if (!disk) {
+        printf("SKIPPED full disk: MW_TEST_SMALL_DISK is not set\n");
+        return;
+    }
+    mw_link l = {0};
+    snprintf(folder, sizeof folder, "%s/store", disk);
+    mw_conn *c = open_store(&l);
+    mw_source *s = subscribe(c, "work");
+    int sent = 0;
+    size_t acked = 0;
+    s->room = 100000;
+    for (int again = 0; again < 3; again++) {
+        int before = sent;
+        fill(c, &l, 1000, &sent);
+        CHECK(l.error.code == MW_EFULL && l.error.retryable && strstr(l.error.text, "disk"), "%s",
+              l.error.text);
+        CHECK(sent - before > 100, "only %d fitted", sent - before);
+        RUN_UNTIL(s->count == (size_t)sent, 5000);
+        ack_new(s, &acked);
+        RUN_UNTIL(s->settled == sent, 10000);
+        CHECK(s->errors == 0, "%s", s->error.text);
+    }
+    fill(c, &l, 1000, &sent);
+    RUN_UNTIL(s->count == (size_t)sent, 5000);
+    take_disk(disk, true); /* now somebody else takes what is left: acks fail, and work again later */
+    ack_new(s, &acked);
+    RUN_UNTIL(s->settled == sent, 10000);
+    take_disk(disk, false);
+    CHECK(s->errors == 0 || s->error.retryable, "%s", s->error.text);
+    while (s->errors) {
+        int failed = s->errors, before = s->settled;
+        s->errors = 0;
+        for (size_t i = s->count - (size_t)failed; i < s->count; i++) ack(s, i);
+        RUN_UNTIL(s->settled == before + failed, 10000);
+    }
+    mw_depth d = depth_of(s);
+    CHECK(d.ready == 0 && d.unsettled == 0, "%d %d", (int)d.ready, (int)d.unsettled);
+    unsubscribe(s);
+    D->close(c);
+}
+
 /* ---- cases: folders ---- */
 
 static void refuse(const char *path, const char *word) {
@@ -1292,6 +1365,38 @@ static void test_fencing(void) {
     D->close(c);
 }
 
+/* Another process has a larger map than ours and fills it. */
+static void test_resized(void) {
+    mw_link l = {0};
+    mw_conn *c = open_with("?size=1MB", &l);
+    mw_source *s = subscribe(c, "work");
+    run_for(50);
+    child other = start("fill", "");
+    expect_line(&other, "filled");
+    consume_all(s, 3000, 10000);
+    send_many(c, &l, "work", 10, 0);
+    end_child(&other, SIGKILL);
+    unsubscribe(s);
+    D->close(c);
+}
+
+/* From publish in one process to delivery in another: told by a file, not by a poll. */
+static void test_wake(void) {
+    mw_link l = {0};
+    child other = start("consume", "10000");
+    expect_line(&other, "up");
+    mw_conn *c = open_store(&l);
+    run_for(300);
+    int64_t began = now_ms();
+    for (int i = 0; i < 20; i++) {
+        send_one(c, &l, (letter){"work", "k1", "1"});
+        expect_line(&other, "1 k1");
+    }
+    CHECK(now_ms() - began < 2000, "20 messages took %d ms", (int)(now_ms() - began));
+    end_child(&other, SIGKILL);
+    D->close(c);
+}
+
 static void test_atomic(void) {
     enum { TOTAL = 3000 };
     mw_link l = {0};
@@ -1464,6 +1569,7 @@ static const struct {
     {"browse remove", test_browse_remove},
     {"large", test_large},
     {"full", test_full},
+    {"full disk", test_full_disk},
     {"folders", test_folders},
     {"truncated", test_truncated},
     {"formats", test_formats},
@@ -1473,6 +1579,8 @@ static const struct {
     {"sharing", test_sharing},
     {"handover", test_handover},
     {"fencing", test_fencing},
+    {"resized", test_resized},
+    {"wake", test_wake},
     {"atomic", test_atomic},
     {"many", test_many},
 };
