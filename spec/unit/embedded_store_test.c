@@ -20,6 +20,7 @@
 
 #include "base/hash.h"
 #include "core/driver.h"
+#include "drivers/embedded/record.h"
 
 extern const mw_driver mw_driver_embedded;
 static const mw_driver *const D = &mw_driver_embedded;
@@ -1548,11 +1549,113 @@ static void bench(void) {
     remove_tree(folder);
 }
 
+/* ---- is the store sound? Run after each case: rows, references and counters must agree ---- */
+
+typedef struct audit {
+    MDB_txn *txn;
+    MDB_dbi channels, groups, messages, refs, waiting[3];
+} audit;
+
+/* Calls visit for each row whose key begins with the prefix; returns how many there are. */
+static size_t each(audit *a, MDB_dbi table, const void *prefix, size_t len,
+                   void (*visit)(audit *a, const MDB_val *key, void *to), void *to) {
+    MDB_cursor *c;
+    MDB_val want = {len, (void *)prefix}, key = want, value;
+    size_t count = 0;
+    CHECK(mdb_cursor_open(a->txn, table, &c) == 0);
+    int rc = mdb_cursor_get(c, &key, &value, MDB_SET_RANGE);
+    for (; rc == 0 && mwe_has_prefix(&key, &want); rc = mdb_cursor_get(c, &key, &value, MDB_NEXT), count++)
+        if (visit) visit(a, &key, to);
+    mdb_cursor_close(c);
+    return count;
+}
+
+static void count_wanted(audit *a, const MDB_val *key, void *to) {
+    mwe_key k;
+    MDB_val value;
+    uint64_t seq = mwe_get64((const char *)key->mv_data + key->mv_size - 8);
+    int rc = mdb_get(a->txn, a->messages, mwe_key_message(&k, mwe_get32(key->mv_data), seq), &value);
+    CHECK(rc == 0, "message %d waits, but is not there", (int)seq);
+    mw_map_put(to, seq, (char *)mw_map_get(to, seq) + 1);
+}
+
+static void audit_groups(audit *a, const mwe_channel_row *row, mw_map *wanted) {
+    mwe_key prefix, k;
+    MDB_cursor *c;
+    MDB_val *channel = mwe_key_channel(&prefix, row->id), key = *channel, value;
+    CHECK(mdb_cursor_open(a->txn, a->groups, &c) == 0);
+    int rc = mdb_cursor_get(c, &key, &value, MDB_SET_RANGE);
+    for (; rc == 0 && mwe_has_prefix(&key, channel); rc = mdb_cursor_get(c, &key, &value, MDB_NEXT)) {
+        mwe_group_row g;
+        CHECK(mwe_read_row(&value, &g, sizeof g));
+        uint64_t want[3] = {g.ready, g.due, g.parked};
+        mwe_key_group(&k, row->id, g.id);
+        for (int i = 0; i < 3; i++) {
+            size_t n = each(a, a->waiting[i], k.bytes, MWE_GROUP_KEY, count_wanted, wanted);
+            CHECK(n == want[i], "table %d of group %u: %zu rows, counter %d", i, g.id, n, (int)want[i]);
+        }
+    }
+    mdb_cursor_close(c);
+}
+
+typedef struct expectation {
+    const mwe_channel_row *row;
+    const mw_map *wanted;
+} expectation;
+
+static void audit_message(audit *a, const MDB_val *key, void *to) {
+    const expectation *e = to;
+    MDB_val value, copy = *key;
+    uint64_t seq = mwe_get64((const char *)key->mv_data + 4);
+    uint32_t refs = e->row->groups && seq >= e->row->owned_from;
+    if (mdb_get(a->txn, a->refs, &copy, &value) == 0) CHECK(mwe_read_row(&value, &refs, sizeof refs));
+    size_t wanted = (size_t)mw_map_get(e->wanted, seq);
+    CHECK(refs == wanted, "message %d of channel %u: %u references, wanted by %zu", (int)seq, e->row->id,
+          refs, wanted);
+}
+
+static void audit_channel(audit *a, const MDB_val *key, void *to) {
+    (void)to;
+    MDB_val value, copy = *key;
+    mwe_channel_row row;
+    mw_map wanted = {0};
+    mwe_key k;
+    CHECK(mdb_get(a->txn, a->channels, &copy, &value) == 0 && mwe_read_row(&value, &row, sizeof row));
+    audit_groups(a, &row, &wanted);
+    expectation e = {&row, &wanted};
+    mwe_key_channel(&k, row.id);
+    CHECK(each(a, a->messages, k.bytes, 4, audit_message, &e) == row.messages);
+    CHECK(each(a, a->refs, k.bytes, 4, NULL, NULL) == row.refs);
+    mw_map_free(&wanted);
+}
+
+static void audit_store(void) {
+    char path[512];
+    MDB_env *env;
+    audit a;
+    struct {
+        const char *name;
+        MDB_dbi *table;
+    } tables[] = {{"channels", &a.channels}, {"groups", &a.groups},    {"messages", &a.messages},
+                  {"refs", &a.refs},         {"ready", &a.waiting[0]}, {"due", &a.waiting[1]},
+                  {"parked", &a.waiting[2]}};
+    snprintf(path, sizeof path, "%s/moonwire.mdb", folder);
+    CHECK(mdb_env_create(&env) == 0 && mdb_env_set_maxdbs(env, 20) == 0);
+    CHECK(mdb_env_open(env, path, MDB_NOSUBDIR | MDB_RDONLY, 0666) == 0);
+    CHECK(mdb_txn_begin(env, NULL, MDB_RDONLY, &a.txn) == 0);
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        CHECK(mdb_dbi_open(a.txn, tables[i].name, 0, tables[i].table) == 0);
+    each(&a, a.channels, "", 0, audit_channel, NULL);
+    mdb_txn_abort(a.txn);
+    mdb_env_close(env);
+}
+
 /* ---- all of them ---- */
 
 static const struct {
     const char *name;
     void (*run)(void);
+    bool damaged; /* leaves no store, or one that is not sound */
 } CASES[] = {
     {"restart", test_restart},
     {"close answers", test_close_answers},
@@ -1569,11 +1672,11 @@ static const struct {
     {"browse remove", test_browse_remove},
     {"large", test_large},
     {"full", test_full},
-    {"full disk", test_full_disk},
-    {"folders", test_folders},
-    {"truncated", test_truncated},
-    {"formats", test_formats},
-    {"garbage rows", test_garbage_rows},
+    {"full disk", test_full_disk, true},
+    {"folders", test_folders, true},
+    {"truncated", test_truncated, true},
+    {"formats", test_formats, true},
+    {"garbage rows", test_garbage_rows, true},
     {"crash attempts", test_crash_attempts},
     {"retry across crash", test_retry_across_crash},
     {"sharing", test_sharing},
@@ -1601,6 +1704,7 @@ int main(int argc, char **argv) {
             fresh_folder();
             int64_t began = now_ms();
             CASES[i].run();
+            if (!CASES[i].damaged) audit_store();
             printf("ok %s (%d ms)\n", current_case, (int)(now_ms() - began));
             remove_tree(folder);
         }
