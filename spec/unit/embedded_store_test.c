@@ -520,6 +520,37 @@ static void role_move(mw_conn *c) {
     }
 }
 
+/* Settles at random until killed. */
+static void role_chaos(mw_conn *c, const char *seed) {
+    mw_source *s = subscribe_as(c, "work", "g", MW_ORDER_KEY, 1000);
+    srand((unsigned)atoi(seed));
+    s->room = 60;
+    say("up");
+    for (size_t i = 0;;) {
+        for (; i < s->count; i++) {
+            got *g = &s->got[i];
+            mw_settlement x = of(g, MW_SETTLE_ACK);
+            int dice = rand() % 8;
+            x.lane = mw_hash64(g->key, strlen(g->key));
+            x.delay_ms = rand() % 50;
+            D->begin(s->sub, x.tag, x.unit);
+            if (dice == 0) x.mark = rand() % 2 ? MW_MARK_HOLD : MW_MARK_NONE;
+            if (dice == 1 || dice == 2) x.op = MW_SETTLE_RETRY;
+            if (dice == 3) x.op = MW_SETTLE_PARK;
+            if (dice == 4) x.op = MW_SETTLE_RELEASE;
+            if (dice == 5) D->unpark(s->sub, x.lane);
+            if (dice == 2) {
+                x.hold = true;
+                settle(s, x);
+                x.hold = false;
+                x.op = MW_SETTLE_ACK;
+            }
+            settle(s, x);
+        }
+        mw_loop_step(loop, 20);
+    }
+}
+
 /* Publishes more than the small map of its parent holds. */
 static void role_fill(mw_conn *c, mw_link *l) {
     static char body[1000];
@@ -551,9 +582,112 @@ static int run_role(const char *role, const char *argument) {
     if (strcmp(role, "consume") == 0) role_consume(c, argument);
     if (strcmp(role, "hold") == 0) role_hold(c, argument);
     if (strcmp(role, "move") == 0) role_move(c);
+    if (strcmp(role, "chaos") == 0) role_chaos(c, argument);
     if (strcmp(role, "fill") == 0) role_fill(c, &l);
     if (strcmp(role, "claim") == 0) role_claim(c, &l);
     return 1;
+}
+
+/* ---- is the store sound? Run after each case: rows, references and counters must agree ---- */
+
+typedef struct audit {
+    MDB_txn *txn;
+    MDB_dbi channels, groups, messages, refs, waiting[3];
+} audit;
+
+/* Calls visit for each row whose key begins with the prefix; returns how many there are. */
+static size_t each(audit *a, MDB_dbi table, const void *prefix, size_t len,
+                   void (*visit)(audit *a, const MDB_val *key, void *to), void *to) {
+    MDB_cursor *c;
+    MDB_val want = {len, (void *)prefix}, key = want, value;
+    size_t count = 0;
+    CHECK(mdb_cursor_open(a->txn, table, &c) == 0);
+    int rc = mdb_cursor_get(c, &key, &value, MDB_SET_RANGE);
+    for (; rc == 0 && mwe_has_prefix(&key, &want); rc = mdb_cursor_get(c, &key, &value, MDB_NEXT), count++)
+        if (visit) visit(a, &key, to);
+    mdb_cursor_close(c);
+    return count;
+}
+
+static void count_wanted(audit *a, const MDB_val *key, void *to) {
+    mwe_key k;
+    MDB_val value;
+    uint64_t seq = mwe_get64((const char *)key->mv_data + key->mv_size - 8);
+    int rc = mdb_get(a->txn, a->messages, mwe_key_message(&k, mwe_get32(key->mv_data), seq), &value);
+    CHECK(rc == 0, "message %d waits, but is not there", (int)seq);
+    mw_map_put(to, seq, (char *)mw_map_get(to, seq) + 1);
+}
+
+static void audit_groups(audit *a, const mwe_channel_row *row, mw_map *wanted) {
+    mwe_key prefix, k;
+    MDB_cursor *c;
+    MDB_val *channel = mwe_key_channel(&prefix, row->id), key = *channel, value;
+    CHECK(mdb_cursor_open(a->txn, a->groups, &c) == 0);
+    int rc = mdb_cursor_get(c, &key, &value, MDB_SET_RANGE);
+    for (; rc == 0 && mwe_has_prefix(&key, channel); rc = mdb_cursor_get(c, &key, &value, MDB_NEXT)) {
+        mwe_group_row g;
+        CHECK(mwe_read_row(&value, &g, sizeof g));
+        uint64_t want[3] = {g.ready, g.due, g.parked};
+        mwe_key_group(&k, row->id, g.id);
+        for (int i = 0; i < 3; i++) {
+            size_t n = each(a, a->waiting[i], k.bytes, MWE_GROUP_KEY, count_wanted, wanted);
+            CHECK(n == want[i], "table %d of group %u: %zu rows, counter %d", i, g.id, n, (int)want[i]);
+        }
+    }
+    mdb_cursor_close(c);
+}
+
+typedef struct expectation {
+    const mwe_channel_row *row;
+    const mw_map *wanted;
+} expectation;
+
+static void audit_message(audit *a, const MDB_val *key, void *to) {
+    const expectation *e = to;
+    MDB_val value, copy = *key;
+    uint64_t seq = mwe_get64((const char *)key->mv_data + 4);
+    uint32_t refs = e->row->groups && seq >= e->row->owned_from;
+    if (mdb_get(a->txn, a->refs, &copy, &value) == 0) CHECK(mwe_read_row(&value, &refs, sizeof refs));
+    size_t wanted = (size_t)mw_map_get(e->wanted, seq);
+    CHECK(refs == wanted, "message %d of channel %u: %u references, wanted by %zu", (int)seq, e->row->id,
+          refs, wanted);
+}
+
+static void audit_channel(audit *a, const MDB_val *key, void *to) {
+    (void)to;
+    MDB_val value, copy = *key;
+    mwe_channel_row row;
+    mw_map wanted = {0};
+    mwe_key k;
+    CHECK(mdb_get(a->txn, a->channels, &copy, &value) == 0 && mwe_read_row(&value, &row, sizeof row));
+    audit_groups(a, &row, &wanted);
+    expectation e = {&row, &wanted};
+    mwe_key_channel(&k, row.id);
+    CHECK(each(a, a->messages, k.bytes, 4, audit_message, &e) == row.messages);
+    CHECK(each(a, a->refs, k.bytes, 4, NULL, NULL) == row.refs);
+    mw_map_free(&wanted);
+}
+
+static void audit_store(void) {
+    char path[512];
+    MDB_env *env;
+    audit a;
+    struct {
+        const char *name;
+        MDB_dbi *table;
+    } tables[] = {{"channels", &a.channels}, {"groups", &a.groups},    {"messages", &a.messages},
+                  {"refs", &a.refs},         {"ready", &a.waiting[0]}, {"due", &a.waiting[1]},
+                  {"parked", &a.waiting[2]}};
+    snprintf(path, sizeof path, "%s/moonwire.mdb", folder);
+    CHECK(mdb_env_create(&env) == 0 && mdb_env_set_maxdbs(env, 20) == 0);
+    /* no lock: a case may have the store open in this process, and closing LMDB's lock file twice loses it */
+    CHECK(mdb_env_open(env, path, MDB_NOSUBDIR | MDB_RDONLY | MDB_NOLOCK, 0666) == 0);
+    CHECK(mdb_txn_begin(env, NULL, MDB_RDONLY, &a.txn) == 0);
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        CHECK(mdb_dbi_open(a.txn, tables[i].name, 0, tables[i].table) == 0);
+    each(&a, a.channels, "", 0, audit_channel, NULL);
+    mdb_txn_abort(a.txn);
+    mdb_env_close(env);
 }
 
 /* ---- cases: one process ---- */
@@ -1424,6 +1558,44 @@ static void test_atomic(void) {
     D->close(c);
 }
 
+/* Two consumers settle at random and are killed at random; what is left can be consumed to the end. */
+static void test_chaos(void) {
+    enum { KEYS = 20 };
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    for (int round = 0; round < 10; round++) {
+        char seed[16];
+        snprintf(seed, sizeof seed, "%d", round);
+        child a = start("chaos", seed), b = start("chaos", seed);
+        expect_line(&a, "up");
+        send_many(c, &l, "work", 300, KEYS);
+        run_for(round * 13);
+        end_child(&a, SIGKILL);
+        run_for(round * 17);
+        end_child(&b, SIGKILL);
+        audit_store();
+    }
+    mw_source *s = subscribe(c, "work");
+    RUN_UNTIL(D->depth(s->sub, &(mw_depth){0}), 2000);
+    size_t acked = 0;
+    for (int64_t until = now_ms() + 10000; now_ms() < until;) {
+        mw_depth d = depth_of(s);
+        if (d.ready + d.delayed + d.unsettled == 0) break;
+        for (int i = 0; i < KEYS; i++) {
+            char key[16];
+            D->unpark(s->sub, mw_hash64(key, (size_t)snprintf(key, sizeof key, "k%d", i)));
+        }
+        ack_new(s, &acked);
+        run_for(20);
+    }
+    mw_depth d = depth_of(s);
+    CHECK(d.ready + d.delayed + d.unsettled == 0, "%d ready, %d delayed", (int)d.ready, (int)d.delayed);
+    browse(c, &l, 0);
+    CHECK(l.entries == 0 && s->errors == 0);
+    unsubscribe(s);
+    D->close(c);
+}
+
 /* ---- bench ---- */
 
 enum { BENCH_TOTAL = 200000, BENCH_BODY = 200, BENCH_BATCH = 1000 };
@@ -1549,107 +1721,6 @@ static void bench(void) {
     remove_tree(folder);
 }
 
-/* ---- is the store sound? Run after each case: rows, references and counters must agree ---- */
-
-typedef struct audit {
-    MDB_txn *txn;
-    MDB_dbi channels, groups, messages, refs, waiting[3];
-} audit;
-
-/* Calls visit for each row whose key begins with the prefix; returns how many there are. */
-static size_t each(audit *a, MDB_dbi table, const void *prefix, size_t len,
-                   void (*visit)(audit *a, const MDB_val *key, void *to), void *to) {
-    MDB_cursor *c;
-    MDB_val want = {len, (void *)prefix}, key = want, value;
-    size_t count = 0;
-    CHECK(mdb_cursor_open(a->txn, table, &c) == 0);
-    int rc = mdb_cursor_get(c, &key, &value, MDB_SET_RANGE);
-    for (; rc == 0 && mwe_has_prefix(&key, &want); rc = mdb_cursor_get(c, &key, &value, MDB_NEXT), count++)
-        if (visit) visit(a, &key, to);
-    mdb_cursor_close(c);
-    return count;
-}
-
-static void count_wanted(audit *a, const MDB_val *key, void *to) {
-    mwe_key k;
-    MDB_val value;
-    uint64_t seq = mwe_get64((const char *)key->mv_data + key->mv_size - 8);
-    int rc = mdb_get(a->txn, a->messages, mwe_key_message(&k, mwe_get32(key->mv_data), seq), &value);
-    CHECK(rc == 0, "message %d waits, but is not there", (int)seq);
-    mw_map_put(to, seq, (char *)mw_map_get(to, seq) + 1);
-}
-
-static void audit_groups(audit *a, const mwe_channel_row *row, mw_map *wanted) {
-    mwe_key prefix, k;
-    MDB_cursor *c;
-    MDB_val *channel = mwe_key_channel(&prefix, row->id), key = *channel, value;
-    CHECK(mdb_cursor_open(a->txn, a->groups, &c) == 0);
-    int rc = mdb_cursor_get(c, &key, &value, MDB_SET_RANGE);
-    for (; rc == 0 && mwe_has_prefix(&key, channel); rc = mdb_cursor_get(c, &key, &value, MDB_NEXT)) {
-        mwe_group_row g;
-        CHECK(mwe_read_row(&value, &g, sizeof g));
-        uint64_t want[3] = {g.ready, g.due, g.parked};
-        mwe_key_group(&k, row->id, g.id);
-        for (int i = 0; i < 3; i++) {
-            size_t n = each(a, a->waiting[i], k.bytes, MWE_GROUP_KEY, count_wanted, wanted);
-            CHECK(n == want[i], "table %d of group %u: %zu rows, counter %d", i, g.id, n, (int)want[i]);
-        }
-    }
-    mdb_cursor_close(c);
-}
-
-typedef struct expectation {
-    const mwe_channel_row *row;
-    const mw_map *wanted;
-} expectation;
-
-static void audit_message(audit *a, const MDB_val *key, void *to) {
-    const expectation *e = to;
-    MDB_val value, copy = *key;
-    uint64_t seq = mwe_get64((const char *)key->mv_data + 4);
-    uint32_t refs = e->row->groups && seq >= e->row->owned_from;
-    if (mdb_get(a->txn, a->refs, &copy, &value) == 0) CHECK(mwe_read_row(&value, &refs, sizeof refs));
-    size_t wanted = (size_t)mw_map_get(e->wanted, seq);
-    CHECK(refs == wanted, "message %d of channel %u: %u references, wanted by %zu", (int)seq, e->row->id,
-          refs, wanted);
-}
-
-static void audit_channel(audit *a, const MDB_val *key, void *to) {
-    (void)to;
-    MDB_val value, copy = *key;
-    mwe_channel_row row;
-    mw_map wanted = {0};
-    mwe_key k;
-    CHECK(mdb_get(a->txn, a->channels, &copy, &value) == 0 && mwe_read_row(&value, &row, sizeof row));
-    audit_groups(a, &row, &wanted);
-    expectation e = {&row, &wanted};
-    mwe_key_channel(&k, row.id);
-    CHECK(each(a, a->messages, k.bytes, 4, audit_message, &e) == row.messages);
-    CHECK(each(a, a->refs, k.bytes, 4, NULL, NULL) == row.refs);
-    mw_map_free(&wanted);
-}
-
-static void audit_store(void) {
-    char path[512];
-    MDB_env *env;
-    audit a;
-    struct {
-        const char *name;
-        MDB_dbi *table;
-    } tables[] = {{"channels", &a.channels}, {"groups", &a.groups},    {"messages", &a.messages},
-                  {"refs", &a.refs},         {"ready", &a.waiting[0]}, {"due", &a.waiting[1]},
-                  {"parked", &a.waiting[2]}};
-    snprintf(path, sizeof path, "%s/moonwire.mdb", folder);
-    CHECK(mdb_env_create(&env) == 0 && mdb_env_set_maxdbs(env, 20) == 0);
-    CHECK(mdb_env_open(env, path, MDB_NOSUBDIR | MDB_RDONLY, 0666) == 0);
-    CHECK(mdb_txn_begin(env, NULL, MDB_RDONLY, &a.txn) == 0);
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
-        CHECK(mdb_dbi_open(a.txn, tables[i].name, 0, tables[i].table) == 0);
-    each(&a, a.channels, "", 0, audit_channel, NULL);
-    mdb_txn_abort(a.txn);
-    mdb_env_close(env);
-}
-
 /* ---- all of them ---- */
 
 static const struct {
@@ -1685,6 +1756,7 @@ static const struct {
     {"resized", test_resized},
     {"wake", test_wake},
     {"atomic", test_atomic},
+    {"chaos", test_chaos},
     {"many", test_many},
 };
 
