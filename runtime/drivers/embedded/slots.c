@@ -130,7 +130,8 @@ static int share_out(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, const party *p,
             g->owners_dirty = c->news = true;
         }
     }
-    return blame_silent(t, c, g, p, before, taken);
+    int rc = blame_silent(t, c, g, p, before, taken);
+    return rc || !taken ? rc : mwe_lanes_adopt(t, c, g, taken);
 }
 
 static int leave_group(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, const beat_op *b) {
