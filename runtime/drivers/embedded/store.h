@@ -123,7 +123,7 @@ struct mwe_store {
 };
 
 /* store.c. Folder problems, foreign and damaged files fail here, before anything is changed. */
-mwe_store *mwe_store_open(const char *folder, uint64_t size, mw_error *e);
+mwe_store *mwe_store_open(const char *folder, uint64_t size, mw_error *e); /* size 0: the default */
 void mwe_store_close(mwe_store *s);
 int mwe_store_resized(mwe_store *s); /* another process made the file larger than our map */
 void mwe_store_error(mwe_store *s, int code, mw_error *e); /* code: MW_E*, MDB_*, errno */
