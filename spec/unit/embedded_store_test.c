@@ -1342,10 +1342,18 @@ static void test_garbage_rows(void) {
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         for (size_t len = 9; len <= 26; len++)
             put_row(tables[i], "\0\0\0\1\0\0\0\1\5abcdefghijklmnopq", len, "x", len % 3);
+    put_row("channels", "bad", 3, "x", 1);
     c = open_store(&l);
     s = subscribe(c, "work");
     RUN_UNTIL(s->count == 10, 1000);
     browse(c, &l, 0);
+    CHECK(send_one(c, &l, (letter){"bad", NULL, "1"}).code == MW_EFORMAT);
+    CHECK(send_one(c, &l, (letter){"work", NULL, "1"}).code == 0);
+    mw_error e = {0};
+    CHECK(D->declare(c, "bad", &(mw_channel_options){.retain_count = 3}, &e) == 0);
+    mw_source *bad = subscribe(c, "bad");
+    RUN_UNTIL(l.state_calls > 0, 1000);
+    unsubscribe(bad);
     unsubscribe(s);
     D->close(c);
 }

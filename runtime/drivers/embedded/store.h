@@ -212,6 +212,7 @@ int mwe_put(mwe_txn *t, int table, MDB_val *key, MDB_val *value, unsigned flags)
 int mwe_del(mwe_txn *t, int table, MDB_val *key); /* MDB_NOTFOUND when absent */
 int mwe_del_here(mwe_txn *t, int table);          /* where the table's cursor stands */
 
+/* These answer MW_EFORMAT for a damaged row, before anything was written: an error of the item alone. */
 int mwe_txn_channel(mwe_txn *t, mwe_channel *c, bool create, mwe_tchannel **out); /* *out NULL: absent */
 int mwe_txn_groups(mwe_txn *t, mwe_tchannel *c);
 mwe_tgroup *mwe_txn_group_named(mwe_tchannel *c, const char *name, size_t len);
