@@ -50,6 +50,7 @@ static void watch_others(mw_conn *c) {
 
 static void poll_fired(mw_timer *t) {
     mw_conn *c = mw_container_of(t, mw_conn, poll);
+    mwe_worker_beat(c->store->worker, mw_loop_wall_ms(c->loop)); /* a commit may keep the writer for long */
     others_wrote(c);
     look_all(c); /* the count of others' commits may hide one that crossed with ours */
     mwe_sweep(c);

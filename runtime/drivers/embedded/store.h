@@ -47,7 +47,7 @@ uint64_t mwe_random(void); /* never 0 */
 mwe_worker *mwe_worker_open(const char *folder, mw_error *e);
 void mwe_worker_close(mwe_worker *w); /* removes the file; NULL is fine */
 uint64_t mwe_worker_id(const mwe_worker *w);
-void mwe_worker_beat(mwe_worker *w, int64_t now); /* writer thread */
+void mwe_worker_beat(mwe_worker *w, int64_t now); /* any thread */
 /* A handler starts: returns where that is noted, or 0 when there was no room. Loop threads. */
 uint32_t mwe_worker_begin(mwe_worker *w, uint32_t channel, uint32_t group, uint64_t seq, uint8_t priority,
                           uint32_t attempt);
