@@ -27,7 +27,7 @@ struct mw_conn {
     int inotify_fd;
     mw_timer poll;
     uint64_t foreign; /* commits of other processes seen so far */
-    bool sweeping, down;
+    bool sweeping;
     mwe_channel *last_channel;
     struct mwe_browsing *browsing, **browsing_tail;
     mw_deferred browse;
@@ -61,6 +61,7 @@ struct mw_sub {
     mwe_sub_state state;
     bool paused, from_start, beating, promoting;
     bool held_back; /* the scan passed messages that wait behind parked ones */
+    bool down;      /* the core was told that the store cannot be written */
     uint64_t id;    /* as a consumer of its group */
     int64_t lease_ms;
     uint32_t channel_id, group_id, slots;

@@ -374,8 +374,8 @@ static int apply_release(mwe_txn *t, mwe_op *op, uint32_t i) {
     lane_op *l = (lane_op *)op;
     mwe_tchannel *c;
     int rc = mwe_txn_channel(t, l->channel, false, &c);
-    if (rc || !c) return rc;
-    if ((rc = mwe_txn_groups(t, c))) return rc;
+    if (!rc && c) rc = mwe_txn_groups(t, c);
+    if (rc || !c) return rc == MW_EFORMAT ? 0 : rc;
     mwe_tgroup *g = mwe_txn_group_named(c, l->group, l->group_len);
     if (!g) return 0;
     if (!(rc = mwe_txn_owners(t, c, g))) rc = mwe_lane_mark(t, c, g, l->lane, MW_MARK_NONE);
