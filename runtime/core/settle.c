@@ -156,6 +156,7 @@ static void confirmed(mw_confirm *c, const mw_error *e) {
     if (d->fenced) {
         discard(d);
     } else if (!d->failed_publish) {
+        d->settle_tries = 0; /* the ack has its own troubles */
         submit_ack(d);
     } else if (d->dead_letter) { /* it waits for its dead-letter channel; it is never dropped */
         mw_delivery_log(MW_ERROR, "dead-letter channel refuses, waiting", d);
