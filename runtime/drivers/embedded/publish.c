@@ -90,7 +90,7 @@ static int check_room(mwe_txn *t, mwe_publish *list, size_t count, int *code) {
         return 0;
     }
     mdb_env_info(t->store->env, &info);
-    *code = need > (int64_t)(info.me_mapsize - info.me_mapsize / 8) ? MWE_TOO_LARGE : MW_EFULL;
+    *code = need > (int64_t)(info.me_mapsize - info.me_mapsize / 8) ? MWE_TOO_LARGE : t->full;
     return 0;
 }
 

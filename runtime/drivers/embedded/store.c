@@ -418,6 +418,7 @@ void mwe_store_error(mwe_store *s, int code, mw_error *e) {
         break;
     case MW_EFULL:
     case MDB_MAP_FULL: full_error(s, e); break;
+    case ENOSPC: mw_fail(e, MW_EFULL, true, "the disk of the store %s is full", s->folder); break;
     case MW_EFORMAT: mw_fail(e, code, false, "the store %s has a damaged row", s->folder); break;
     case MDB_PANIC:
         mw_fail(e, EIO, true, "the store %s failed to write and must be opened again: restart the process",

@@ -199,6 +199,7 @@ struct mwe_txn {
     bool wrote;         /* there is something to commit */
     bool refuse;        /* no publications: the map is full */
     int64_t bytes_left; /* for publications */
+    int full;           /* the code when they do not suffice */
     size_t bytes;       /* published so far */
 };
 
