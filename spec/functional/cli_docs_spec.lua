@@ -1,7 +1,6 @@
--- docs/cli.md stays true: its examples run, and it names every verb and every flag.
+-- docs/cli.md and the manual name every verb and every flag. (Their examples are run by docs_spec.lua.)
 local args = require "moonwire.cli.args"
 local cli = require "spec.functional.cli_support"
-local process = require "spec.support.process"
 local verbs = require "moonwire.cli.verbs"
 
 local function read(path)
@@ -12,27 +11,6 @@ local function read(path)
 end
 
 local page, manual = read "docs/cli.md", read "docs/man/moonwire.1"
-
--- All in one folder, one after the other, as a reader would do it.
-describe("the examples of docs/cli.md", function()
-  local here = cli.workdir()
-  process.run { "mkdir", here.path .. "/bin" }
-  process.run { "ln", "-s", cli.binary, here.path .. "/bin/moonwire" }
-  local path = here.path .. "/bin:" .. os.getenv "PATH"
-
-  local number = 0
-  for block in page:gmatch "\n```sh run\n(.-)```" do
-    number = number + 1
-    it(("run: %d, %s"):format(number, block:match "[^\n]*"), function()
-      local result = process.run {
-        { "bash", "-euo", "pipefail", "-c", block }, cwd = here.path, env = { PATH = path, BROKER_URL = false },
-      }
-      assert.equal(0, result.code, block .. result.stdout .. result.stderr)
-    end)
-  end
-
-  it("are there", function() assert.truthy(number >= 10) end)
-end)
 
 describe("every verb", function()
   local function check(verb)
@@ -59,4 +37,18 @@ describe("every verb", function()
       end
     end
   end
+end)
+
+describe("docs/cli.md", function()
+  it("has an example that is run for every verb", function()
+    local examples = {}
+    for block in page:gmatch "\n```sh run\n(.-)```" do examples[#examples + 1] = block end
+    local all = table.concat(examples)
+    for _, words in ipairs {
+      "new", "run", "check", "publish", "tail", "dlq ls", "dlq show", "dlq replay", "dlq purge", "completion",
+      "version", "help",
+    } do
+      assert.truthy(all:find("moonwire " .. words, 1, true), words)
+    end
+  end)
 end)
