@@ -57,15 +57,13 @@ local function report(run, page)
     return
   end
   for _, letter in ipairs(page) do
-    local object = letters.object(letter)
-    object.result = run.values["dry-run"] and "would remove" or "removed"
-    out.json(object)
+    out.json(letters.outcome(letter, run.values["dry-run"] and "would remove" or "removed"))
   end
 end
 
 local function ask(link, values, upto)
   if values.yes or values["dry-run"] then return nil end
-  if not input.can_ask() then fail.usage "this removes messages for good, and there is no terminal to ask on: say --yes" end
+  if not input.can_ask() then fail.usage "this removes letters for good, and nobody is there to ask: say --yes" end
   local total = letters.count(link, values, upto)
   if total == 0 then return total end
   local what = ("remove %s of %s for good?"):format(out.count(total, "letter"), out.plain(values.CHANNEL))
