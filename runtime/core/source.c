@@ -67,6 +67,8 @@ void mw_source_deliver(mw_source *s, const mw_incoming *in, size_t count) {
             mw_lane_enter(d);
         }
     }
+    /* A driver that used up the room it was told of need not ask again: it is called when there is some. */
+    if (!has_room(p, p->spec.buffer_count, p->spec.buffer_bytes)) p->paused = true;
     if (p->ready_count || p->unkeyed.first) mw_pipeline_wake(p);
 }
 

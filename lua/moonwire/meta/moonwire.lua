@@ -196,7 +196,7 @@ function mw.all(functions) end
 ---@return number
 function mw.now() end
 
---- A new random UUID.
+--- A new UUID, version 7: later ones sort behind earlier ones.
 ---@return string
 function mw.uuid() end
 

@@ -3,12 +3,14 @@
  * the end. An aborted transaction leaves nothing behind in memory either. Writer thread only. */
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/statvfs.h>
 
 #include "drivers/embedded/store.h"
 
 enum {
-    KEPT_PERCENT = 5,  /* of the map, for settlements: they free room, but need some to do so */
-    KEPT_PAGES = 64,   /* at least */
+    KEPT_PERCENT = 5, /* of the map, for settlements: they free room, but need some to do so */
+    KEPT_PAGES = 64,  /* at least */
+    KEPT_DISK_PAGES = 512,
     COMMIT_PAGES = 24, /* what a transaction rewrites whatever it does */
     ENOUGH_PAGES = 1 << 16,
 };
@@ -32,15 +34,24 @@ static size_t count_free(mwe_store *s, size_t enough) {
     return total;
 }
 
-static int64_t room_for_publications(mwe_store *s) {
+/* Bytes that publications may take: what is left of the map, and of the disk, less what is kept back. */
+static int64_t room_for_publications(mwe_store *s, int *full) {
     MDB_envinfo info;
+    struct statvfs disk;
     mdb_env_info(s->env, &info);
-    size_t all = info.me_mapsize / s->page_size, kept = all * KEPT_PERCENT / 100;
+    int64_t all = (int64_t)(info.me_mapsize / s->page_size), kept = all * KEPT_PERCENT / 100;
     if (kept < KEPT_PAGES) kept = KEPT_PAGES;
-    kept += COMMIT_PAGES;
-    size_t left = all > info.me_last_pgno + 1 ? all - info.me_last_pgno - 1 : 0;
-    if (left < kept + ENOUGH_PAGES) left += count_free(s, kept + ENOUGH_PAGES);
-    return ((int64_t)left - (int64_t)kept) * s->page_size;
+    int64_t left = all - (int64_t)info.me_last_pgno - 1 - kept;
+    *full = MW_EFULL;
+    if (fstatvfs(s->wake_fd, &disk) == 0) {
+        int64_t on_disk = (int64_t)(disk.f_bavail * disk.f_frsize / s->page_size) - KEPT_DISK_PAGES;
+        if (on_disk < left) {
+            left = on_disk;
+            *full = ENOSPC;
+        }
+    }
+    if (left < ENOUGH_PAGES) left += (int64_t)count_free(s, ENOUGH_PAGES);
+    return (left - COMMIT_PAGES) * s->page_size;
 }
 
 /* ---- begin and end ---- */
@@ -55,7 +66,7 @@ int mwe_txn_begin(mwe_txn *t, mwe_store *s, bool refuse) {
         if (rc != MDB_MAP_RESIZED || tries == 3) return rc;
         mwe_store_resized(s);
     }
-    t->bytes_left = refuse ? 0 : room_for_publications(s);
+    t->bytes_left = refuse ? 0 : room_for_publications(s, &t->full);
     return 0;
 }
 
@@ -167,7 +178,7 @@ static int next_id(mwe_txn *t, const char *name, uint32_t *id) {
     *id = 0;
     int rc = mwe_get(t, MWE_META, &key, &value);
     if (rc && rc != MDB_NOTFOUND) return rc;
-    if (rc == 0 && !mwe_read_row(&value, id, sizeof *id)) return MDB_CORRUPTED;
+    if (rc == 0 && !mwe_read_row(&value, id, sizeof *id)) return MW_EFORMAT;
     ++*id;
     value = (MDB_val){sizeof *id, id};
     return mwe_put(t, MWE_META, &key, &value, 0);
@@ -178,7 +189,7 @@ static int load_channel(mwe_txn *t, mwe_channel *channel, mwe_tchannel **out) {
     mwe_channel_row row = {0};
     int rc = mwe_get(t, MWE_CHANNELS, &key, &value);
     if (rc && rc != MDB_NOTFOUND) return rc;
-    if (rc == 0 && !mwe_read_row(&value, &row, sizeof row)) return MDB_CORRUPTED;
+    if (rc == 0 && !mwe_read_row(&value, &row, sizeof row)) return MW_EFORMAT;
     mwe_tchannel *c = calloc(1, sizeof *c);
     if (!c) abort();
     c->channel = channel;
@@ -226,7 +237,7 @@ int mwe_txn_groups(mwe_txn *t, mwe_tchannel *c) {
     for (; rc == 0 && mwe_has_prefix(&key, prefix); rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
         mwe_group_row row;
         if (!mwe_read_row(&value, &row, sizeof row) || (row.slots != 1 && row.slots != MWE_SLOTS))
-            return MDB_CORRUPTED;
+            return MW_EFORMAT;
         add_group(c, (char *)key.mv_data + prefix->mv_size, key.mv_size - prefix->mv_size, &row);
     }
     if (rc && rc != MDB_NOTFOUND) return rc;
