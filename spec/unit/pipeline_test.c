@@ -258,7 +258,9 @@ static void deliver(uint64_t tag, const char *key) { deliver_as(tag, (given){.ke
 static uint64_t tag_of(mw_delivery *d) {
     mw_parts parts;
     mw_message_parts(mw_delivery_message(d), &parts);
-    return strtoull(parts.id + 1, NULL, 10);
+    uint64_t tag = 0;
+    for (size_t i = 1; i < parts.id_len; i++) tag = tag * 10 + (uint64_t)(parts.id[i] - '0');
+    return tag;
 }
 
 /* Takes the next one, which must be that; 0: there must be none. */
