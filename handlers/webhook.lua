@@ -1,15 +1,16 @@
---- handlers.webhook: forwards each message to an HTTP endpoint, body unchanged.
+--- webhook: sends each message to an HTTP endpoint, body unchanged.
 ---
----   mw.pipeline "orders to shop" { from = ..., handler = { "handlers.webhook", url = "https://shop.example/hook" } }
+---   mw.pipeline "shop-hook" { from = orders, handler = "webhook", options = { url = "https://shop.example/hook" } }
 ---
 --- 2xx is the ack. 408, 425, 429, 5xx, redirects, the statuses in `retry_on` and every failure to get an answer are
 --- retries, after Retry-After where the peer says so. Any other 4xx is a rejection: a dead letter at once.
 --- Sends moonwire-id, moonwire-attempt and moonwire-key (when there is one), with bytes that a header cannot carry, and
 --- "%", as %XX. The endpoint sees a message again after a lost answer: moonwire-id tells it so.
 local mw = require "moonwire"
-local nearest = require "moonwire.internal.nearest"
+local check_options = require "moonwire.options"
 
-local OPTIONS = { "headers", "method", "retry_on", "timeout", "url" }
+-- The values are looked at in check.
+local OPTIONS = { headers = "any?", method = "any?", retry_on = "any?", timeout = "any?", url = "any?" }
 local METHODS = { POST = true, PUT = true, PATCH = true }
 local RETRY = { [408] = true, [425] = true, [429] = true }
 local LONGEST_WAIT_S = 86400 -- a peer cannot park a message for longer than this
@@ -22,7 +23,7 @@ local SHOWN = 200            -- bytes of the answer in the reason
 ---@field timeout? number    seconds; default 30
 ---@field retry_on? integer[]  more statuses to try again, such as { 404 }
 
-local function wrong(text, ...) error("handlers.webhook: " .. text:format(...), 0) end
+local function wrong(text, ...) error(text:format(...), 0) end
 
 local function check_headers(headers)
   if type(headers) ~= "table" then wrong("headers must be a table of name = value, not a %s", type(headers)) end
@@ -50,15 +51,7 @@ local function check_statuses(list)
 end
 
 local function check(options)
-  if type(options) ~= "table" then wrong("expected options such as { url = \"https://...\" }") end
-  for name in pairs(options) do
-    local known = false
-    for _, option in ipairs(OPTIONS) do known = known or option == name end
-    if not known then
-      local near = nearest(tostring(name), OPTIONS)
-      wrong("unknown option %q%s", tostring(name), near and ("; did you mean %q?"):format(near) or "")
-    end
-  end
+  check_options(options, OPTIONS)
   if type(options.url) ~= "string" or not options.url:lower():find "^https?://[^/%s]%S*$" then
     wrong("url must be an http:// or https:// URL, not %s", options.url == nil and "missing" or
       ("%q"):format(tostring(options.url)))
@@ -110,7 +103,7 @@ local function describe(method, url, reply)
 end
 
 ---@param options moonwire.webhook.Options
-return function(options)
+local function new(options)
   local retry_on = check(options)
   local method, url = options.method or "POST", options.url
 
@@ -140,3 +133,5 @@ return function(options)
 
   return { handle = handle }
 end
+
+return { new = new }

@@ -54,7 +54,7 @@ int mw_url_parse(mw_url *u, const char *text, mw_error *e) {
     if (!u->space) abort();
     char *end = u->space + strlen(u->space), *rest = strchr(u->space, ':');
     u->user = u->password = u->hosts = u->path = end;
-    size_t scheme = strspn(u->space, "abcdefghijklmnopqrstuvwxyz0123456789+");
+    size_t scheme = strspn(u->space, "abcdefghijklmnopqrstuvwxyz0123456789+-.");
     if (!rest || rest != u->space + scheme || !scheme) {
         mw_fail(e, MW_EUSAGE, false,
                 "\"%s\" is not a broker URL: it must begin with a scheme, such as embedded:data", text);

@@ -9,6 +9,8 @@
  * `dedupe`, `browse`, `remove`: their answers come in a later deferred call, so that the core's lists are
  * never changed under its feet.
  *
+ * The core may call any driver function from inside a host call.
+ *
  * The life of a delivery:
  *   driver --deliver--> core --begin--> (handler) --settle--> driver --settled--> core
  * Each delivered message gets exactly one settlement that ends it (ACK, RETRY without hold, PARK, RELEASE),
@@ -187,8 +189,7 @@ typedef struct mw_driver {
     /* Connections. open checks the URL and everything that can be checked without waiting; a broker that is
      * away is not an error. */
     mw_conn *(*open)(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host, mw_error *e);
-    void (*close)(mw_conn *c); /* no subscription is open; pending operations are finished first where that
-                                  takes no waiting on others */
+    void (*close)(mw_conn *c); /* subscriptions are closed or closing; no host call comes after it returns */
 
     int (*declare)(mw_conn *c, const char *channel, const mw_channel_options *o, mw_error *e); /* optional */
 
@@ -200,11 +201,12 @@ typedef struct mw_driver {
         uint32_t unit); /* optional: a handler starts on it; a crash from here on counts as an attempt */
     void (*settle)(mw_sub *s, const mw_settlement *list, size_t count); /* list is valid during the call */
     /* With MW_CAN_PARK: deliver again what was parked for this lane, in order. While a lane has parked
-     * messages the driver delivers nothing newer of it: those wait at the broker, behind the parked ones. */
+     * messages the driver delivers nothing newer of that key, except what carries the header mw-replay: those
+     * wait behind the parked ones. */
     void (*unpark)(mw_sub *s, uint64_t lane);
     bool (*depth)(mw_sub *s, mw_depth *out); /* what is known now, without waiting */
     void (*pause)(mw_sub *s);                /* drain: deliver nothing more */
-    void (*unsubscribe)(mw_sub *s);          /* everything was settled or released; answered by `closed` */
+    void (*unsubscribe)(mw_sub *s); /* what was not settled becomes available again; answered by `closed` */
 
     /* Publishing. */
     void (*publish)(mw_conn *c, const mw_publication *list, size_t count); /* list is valid during the call */

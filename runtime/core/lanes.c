@@ -59,6 +59,11 @@ static uint32_t longest(const mw_pipeline *p) {
     return n < 16 ? 16 : n;
 }
 
+/* The broker holds back what is newer than a parked message by the message's own key; it knows no other. */
+static bool may_park(const mw_pipeline *p) {
+    return p->driver->can & MW_CAN_PARK && p->spec.order == MW_ORDER_KEY && !p->spec.own_key;
+}
+
 void mw_lane_enter(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
     if (!d->lane_key) {
@@ -71,8 +76,7 @@ void mw_lane_enter(mw_delivery *d) {
         l->current = d;
         d->lane = l;
         mw_delivery_start_or_hold(d);
-    } else if (p->driver->can & MW_CAN_PARK && p->spec.order == MW_ORDER_KEY &&
-               (l->parked || l->count >= longest(p))) {
+    } else if (may_park(p) && (l->parked || l->count >= longest(p))) {
         l->parked = true;
         mw_settle_simple(d, MW_SETTLE_PARK);
     } else {

@@ -22,6 +22,10 @@ int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
             e, MW_EUSAGE, false,
             "on_dead = \"hold_key\" and \"dead_key\" need a broker that can park messages; %s cannot",
             driver);
+    if (s->on_dead != MW_DEAD_CONTINUE && s->own_key)
+        return mw_fail(e, MW_EUSAGE, false,
+                       "on_dead = \"hold_key\" and \"dead_key\" go by the message's own key: leave out key = "
+                       "..., or publish with a key");
     if (s->batch_size > 1 && s->order == MW_ORDER_SOURCE)
         return mw_fail(e, MW_EUSAGE, false,
                        "handle_batch with order = \"source\" would get one message at a time: use order = "
@@ -136,6 +140,8 @@ void mw_pipeline_abandon(mw_pipeline *p) {
     p->draining = p->unsubscribed = true;
     p->settlements.len = 0;
     p->events.closed = closed_quietly;
+    for (mw_delivery *d = p->all; d; d = d->all_next) /* its next run must not find it taken */
+        if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
     if (sub) p->driver->unsubscribe(sub);
 }
 

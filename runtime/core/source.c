@@ -67,6 +67,8 @@ void mw_source_deliver(mw_source *s, const mw_incoming *in, size_t count) {
             mw_lane_enter(d);
         }
     }
+    /* A driver that used up the room it was told of need not ask again: it is called when there is some. */
+    if (!has_room(p, p->spec.buffer_count, p->spec.buffer_bytes)) p->paused = true;
     if (p->ready_count || p->unkeyed.first) mw_pipeline_wake(p);
 }
 
@@ -83,8 +85,23 @@ void mw_delivery_no_lane(mw_delivery *d, const char *reason, size_t reason_len) 
     mw_delivery_reject(d, "invalid", reason, reason_len);
 }
 
+/* More attempts than any policy grants: the last ones ended without a verdict, with the process that made
+ * them. */
+static bool killed_too_often(mw_delivery *d) {
+    mw_pipeline *p = d->pipeline;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < p->spec.policy_count; i++)
+        if (p->spec.policies[i].attempts > most) most = p->spec.policies[i].attempts;
+    if (d->attempt <= most) return false;
+    static const char reason[] = "the worker died while handling it, too often";
+    d->attempt--; /* this one is not made */
+    mw_verdict_dead(d, "crash", reason, sizeof reason - 1);
+    return true;
+}
+
 /* An interrupted held retry, once its lane is its own, waits out its time. */
 void mw_delivery_start_or_hold(mw_delivery *d) {
+    if (d->attempt > d->pipeline->spec.policies[0].attempts && killed_too_often(d)) return;
     int64_t wait = d->not_before ? d->not_before - mw_loop_wall_ms(d->pipeline->loop) : 0;
     d->not_before = 0;
     if (wait > 0)

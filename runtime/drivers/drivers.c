@@ -3,9 +3,10 @@
 
 #include "core/driver.h"
 
-extern const mw_driver mw_driver_memory, mw_driver_memory_offset;
+extern const mw_driver mw_driver_memory, mw_driver_memory_offset, mw_driver_embedded;
 
-const mw_driver *const mw_drivers[] = {&mw_driver_memory, &mw_driver_memory_offset, NULL};
+const mw_driver *const mw_drivers[] = {&mw_driver_memory, &mw_driver_memory_offset, &mw_driver_embedded,
+                                       NULL};
 
 const mw_driver *mw_driver_find(const char *scheme) {
     for (int i = 0; mw_drivers[i]; i++)

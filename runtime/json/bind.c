@@ -1,7 +1,9 @@
 /* bind.c - the Lua module "moonwire.json.core". lua/moonwire/json.lua is its face; see there for the
  * contract. One codec per lua_State holds the arena and the output text between calls. A finalizer may run
  * Lua code in the middle of a decode (the collector steps when strings are made) and may decode something
- * itself: then the codec is busy, and that inner call works on one of its own. */
+ * itself: then the codec is taken, and that inner call works on one of its own. A Lua error (out of memory)
+ * may fly past the place that gives the codec back; so the holder is known by its C stack frame, and a nested
+ * call is always further down than that. */
 #include <lauxlib.h>
 #include <stdint.h>
 
@@ -15,7 +17,7 @@ enum { UP_CODEC = 1, UP_ARRAYS, UP_OBJECTS, UPVALUES = UP_OBJECTS };
 struct codec {
     struct mw_json_doc *doc;
     struct mw_json_text text;
-    bool busy; /* stays set if an out-of-memory error flies through: slower from then on, never wrong */
+    const char *holder; /* the frame of the call that works with it; NULL: free */
 };
 
 static struct codec *new_codec(lua_State *L) {
@@ -32,14 +34,16 @@ static int codec_gc(lua_State *L) {
     struct codec *c = lua_touserdata(L, 1);
     mw_json_free(c->doc);
     mw_json_text_free(&c->text);
-    c->doc = NULL;
+    /* Taken for ever: when the state closes, finalizers may still come after this one. */
+    *c = (struct codec){.holder = (const char *)UINTPTR_MAX};
     return 0;
 }
 
 static inline struct codec *take_codec(lua_State *L) {
     struct codec *c = lua_touserdata(L, lua_upvalueindex(UP_CODEC));
-    if (__builtin_expect(c->busy, 0)) c = new_codec(L); /* left on the stack, where it lives long enough */
-    c->busy = true;
+    const char *frame = __builtin_frame_address(0);
+    if (frame < c->holder) c = new_codec(L); /* left on the Lua stack, where it lives long enough */
+    c->holder = frame;
     return c;
 }
 
@@ -56,7 +60,7 @@ static int decode(lua_State *L, const char *text, size_t len) {
         results = push_failure(L, mw_json_error(c->doc));
     else if (!mw_json_push(L, c->doc, 0, lua_upvalueindex(UP_ARRAYS)))
         results = push_failure(L, "no room on the Lua stack");
-    c->busy = false;
+    c->holder = NULL;
     return results;
 }
 
@@ -112,7 +116,7 @@ static int l_encode(lua_State *L) {
         results = push_failure(L, how.error);
     else
         lua_pushlstring(L, c->text.data, c->text.len);
-    c->busy = false;
+    c->holder = NULL;
     return results;
 }
 

@@ -8,7 +8,8 @@
 #include <stdint.h>
 
 enum {
-    MW_JSON_DEPTH = 512, /* nested arrays and objects, in both directions */
+    MW_JSON_DEPTH = 512,            /* nested arrays and objects, in both directions */
+    MW_JSON_ELEMENTS_MAX = 1 << 25, /* of one array or object: what every Lua table can hold */
     MW_JSON_ERROR_TEXT = 240,
 };
 #define MW_JSON_TEXT_MAX ((size_t)1 << 30)

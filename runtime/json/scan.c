@@ -100,8 +100,10 @@ after_value:
         return p;
     }
 close:
+    cell = &d->cells[d->stack[--depth]];
+    if (cell->size > MW_JSON_ELEMENTS_MAX) return *what = "too many elements in an array or object", p;
+    cell->next = n;
     p++;
-    d->cells[d->stack[--depth]].next = n;
     in_object = depth && d->cells[d->stack[depth - 1]].type == MW_JSON_OBJECT;
     goto after_value;
 

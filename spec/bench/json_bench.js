@@ -5,7 +5,7 @@ const fs = require("fs");
 const path = require("path");
 const { execFileSync } = require("child_process");
 
-const ROUNDS = 15;
+const ROUNDS = Number(process.env.MW_BENCH_ROUNDS) || 15;
 const file = process.argv.slice(2).find((a) => !a.startsWith("--"));
 const lua = path.join(__dirname, "json_bench.lua");
 const all = file ? fs.readFileSync(file) : execFileSync("luajit", [lua, "--documents"], { maxBuffer: 1 << 30 });

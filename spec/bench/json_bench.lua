@@ -8,7 +8,7 @@
 
 local ffi = require "ffi"
 
-local COUNT, ROUNDS = 20000, 15
+local COUNT, ROUNDS = 20000, tonumber(os.getenv "MW_BENCH_ROUNDS") or 15
 local root = arg[0]:match "^(.*)spec/bench/[^/]*$" or "./"
 package.path = root .. "lua/?.lua;" .. package.path
 

@@ -1,119 +1,68 @@
--- The Lua face of mw.http over the real runtime/http and a real loop, both loaded as a shared library; only the
--- runtime's waiting is a stand-in: wait.yield turns the loop until C completes the waiter. The peer is
--- `http_test serve` (spec/unit/http_test.c). Run: luajit /usr/bin/busted spec/unit/http_lua_spec.lua
-local ffi = require "ffi"
+-- The Lua face of mw.http on the real runtime: each call runs as a task of its own, and the loop turns until it is over. The peer is
+-- `http_test serve` (spec/unit/http_test.c), built with the other C tests.
+local C = require "moonwire.internal.cdef"
+local core = require "moonwire.core"
+local process = require "spec.support.process"
+local runtime = require "moonwire.internal.runtime"
+local wait = require "moonwire.internal.wait"
 
-local FLAGS = "-std=gnu11 -D_GNU_SOURCE -DMW_VERSION='\"0\"' -fno-strict-aliasing -Iruntime -g"
-local SOURCES = "runtime/http/*.c runtime/base/*.c"
-local LIBS = "-lcurl -lev -lm -ldl -lpthread"
-
-local function sh(command)
-  local ok = os.execute(command)
-  assert(ok == 0 or ok == true, command)
-end
-
-local function read_line(command)
-  local pipe = assert(io.popen(command))
-  local line = pipe:read "*l"
-  return line, pipe
+local function server_program()
+  local build = os.getenv "MW_BUILD" or os.getenv("MOONWIRE_BIN"):match "^(.*)/"
+  local program = build .. "/c-tests/http_test"
+  if not io.open(program) then
+    assert.equal(0, process.run({ "cmake", "--build", build, "--target", "c_tests", timeout = 300 }).code)
+  end
+  return program
 end
 
 describe("mw.http", function()
-  local dir, lib, loop, h, http, server, pid, port, base
-  local inside, cancel_after, live = true, nil, 0
+  local http, server, base, port, real
+  local cancel_after
 
-  -- stand-ins for what the runtime provides
-  local function stub_modules()
-    package.loaded["moonwire.internal.wait"] = {
-      begin = function()
-        if not inside then error("only inside a handler", 0) end
-        live = live + 1
-        return live
-      end,
-      yield = function(id, cancel)
-        local turns = 0
-        while lib.test_completed() ~= id do
-          if cancel_after and turns >= cancel_after then
-            cancel()
-            for _ = 1, 20 do lib.mw_loop_step(loop, 1) end
-            error("the task was cancelled", 0)
-          end
-          lib.mw_loop_step(loop, 10)
-          turns = turns + 1
-        end
-      end,
-    }
-    package.loaded["moonwire.internal.fault"] = {
-      new = function(t) return setmetatable(t, { __tostring = function(self) return self.text end }) end,
-    }
-    package.loaded["moonwire.internal.nearest"] = function(word, list)
-      for _, name in ipairs(list) do
-        if name:sub(1, 3) == word:sub(1, 3) then return name end
+  --- Runs fn as a handler would: waiting yields; what it raised or returned comes back here.
+  local function as_task(fn, ...)
+    local arguments, results, failure, over = { n = select("#", ...), ... }, nil, nil, false
+    local task = runtime.spawn(function()
+      results = { fn(unpack(arguments, 1, arguments.n)) }
+    end, nil, function(err) failure, over = err, true end)
+    local turns = 0
+    while not over do
+      core.step(10)
+      turns = turns + 1
+      if cancel_after and turns >= cancel_after then
+        wait.cancel(task)
+        for _ = 1, 20 do core.step(1) end
+        error("the task was cancelled", 0)
       end
+      assert(turns < 3000, "no answer in 30 s")
     end
-    package.loaded["moonwire.json"] = {
-      encode = function(value)
-        if type(value) == "function" then error "a function" end
-        return type(value) == "table" and ("{\"a\":%d}"):format(value.a) or tostring(value)
-      end,
-      decode = function(text)
-        if text ~= "hello" then return nil, "bad at 1" end
-        return { decoded = text }
-      end,
-    }
+    if failure ~= nil then error(failure, 0) end
+    return unpack(results)
   end
 
   setup(function()
-    dir = read_line "mktemp -d /tmp/mw_http_lua.XXXXXX"
-    local stub = assert(io.open(dir .. "/stub.c", "w"))
-    stub:write [[
-      #include <signal.h>
-      struct mw_vm;
-      static double last;
-      void mw_vm_complete(struct mw_vm *vm, double waiter);
-      double test_completed(void);
-      void mw_vm_complete(struct mw_vm *vm, double waiter) { (void)vm; last = waiter; }
-      double test_completed(void) { return last; }
-    ]]
-    stub:close()
-    sh(("gcc -shared -fPIC %s %s %s/stub.c -o %s/lib.so %s"):format(FLAGS, SOURCES, dir, dir, LIBS))
-    sh(("gcc %s spec/unit/http_test.c %s -o %s/http_test %s"):format(FLAGS, SOURCES, dir, LIBS))
-    local line
-    line, server = read_line("exec " .. dir .. "/http_test serve")
-    pid, port = line:match "^(%d+) (%d+)$"
-    base = "http://127.0.0.1:" .. port
-
-    stub_modules()
-    package.loaded["moonwire.http"] = nil
-    local build = dofile "lua/moonwire/http.lua"
-    if not pcall(ffi.typeof, "mw_loop") then
-      ffi.cdef [[
-        typedef struct mw_loop mw_loop;
-        mw_loop *mw_loop_new(void);
-        void mw_loop_free(mw_loop *l);
-        void mw_loop_step(mw_loop *l, int64_t max_wait_ms);
-        mw_http *mw_http_new(mw_loop *);
-        void mw_http_free(mw_http *);
-        double test_completed(void);
-      ]]
+    server = process.spawn { server_program(), "serve", stdout = "pipe" }
+    for _ = 1, 500 do
+      port = server:stdout():match "^%d+ (%d+)"
+      if port then break end
+      core.step(10)
     end
-    lib = ffi.load(dir .. "/lib.so")
-    loop = lib.mw_loop_new()
-    h = lib.mw_http_new(loop)
-    http = build(nil, h, lib)
+    base = "http://127.0.0.1:" .. assert(port, "the test server did not start")
+    real = require "moonwire.http"(wait.vm, C.mw_vm_http(wait.vm), C)
+    http = setmetatable({}, {
+      __index = function(_, name)
+        return function(...) return as_task(real[name], ...) end
+      end,
+    })
   end)
 
   teardown(function()
     collectgarbage()
     collectgarbage()
-    lib.mw_http_free(h)
-    lib.mw_loop_free(loop)
-    sh("kill " .. pid)
-    server:close()
-    sh("rm -r " .. dir)
+    server:stop()
   end)
 
-  before_each(function() inside, cancel_after = true, nil end)
+  before_each(function() cancel_after = nil end)
 
   local function sent(reply) return reply.body:lower() end
   local function has(text, part)
@@ -191,10 +140,13 @@ describe("mw.http", function()
   end)
 
   it("decodes JSON when asked, once", function()
-    local reply = http.get(base .. "/hello")
-    assert.same({ decoded = "hello" }, reply:json())
+    local reply = http.post(base .. "/echo", { a = { 7 } })
+    reply.body = reply.body:match "\r\n\r\n(.*)$"
+    assert.same({ a = { 7 } }, reply:json())
     assert.equal(reply:json(), reply:json())
-    has(failure(function() return http.get(base .. "/slow"):json() end), "is not JSON: bad at 1; it begins with \"slow\"")
+    local problem = failure(function() return http.get(base .. "/slow"):json() end)
+    has(tostring(problem), "is not JSON")
+    has(tostring(problem), "it begins with \"slow\"")
   end)
 
   it("follows redirects only when told", function()
@@ -248,8 +200,7 @@ describe("mw.http", function()
   end)
 
   it("works inside a handler only, and starts nothing outside", function()
-    inside = false
-    has(failure(http.get, base .. "/hello"), "only inside a handler")
+    has(failure(real.get, base .. "/hello"), "only inside a handler")
   end)
 
   it("frees the request when the task is cancelled", function()
@@ -260,22 +211,19 @@ describe("mw.http", function()
   end)
 
   it("sends nothing where it cannot wait", function()
-    local wait = package.loaded["moonwire.internal.wait"]
-    local real = wait.yield
+    local yield = wait.yield
     wait.yield = function() error("not in a coroutine of your own", 0) end
     local problem = failure(http.get, base .. "/hello")
-    wait.yield = real
+    wait.yield = yield
     assert.equal("not in a coroutine of your own", problem)
   end)
 
-  it("declares what the C header declares, which FFI can read", function()
+  it("declares what the C header declares", function()
     local function body(path)
       local text = assert(io.open(path)):read "*a"
       return (text:match("typedef struct mw_http_spec (%b{})"):gsub("/%*.-%*/", ""):gsub("%s+", " "))
     end
     assert.equal(body "runtime/http/http.h", body "lua/moonwire/http.lua")
-    sh [[luajit -e 'local t = io.open("runtime/http/http.h"):read "*a"
-      require("ffi").cdef((t:gsub("#[^\n]*\n", "\n")))']]
   end)
 
   it("survives the collector at any moment, compiled or not", function()

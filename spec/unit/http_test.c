@@ -20,7 +20,6 @@
 #include "base/loop.h"
 #include "http/http.h"
 
-void mw_vm_complete(struct mw_vm *vm, double waiter);
 
 static int failures, checks;
 static double slow = 1; /* MW_TEST_SLOW: by how much all takes longer, as under valgrind */
@@ -659,23 +658,6 @@ static void test_free(void) {
     run_for(0.02);
 }
 
-static double completed;
-static void *completed_vm;
-void mw_vm_complete(struct mw_vm *vm, double waiter) {
-    completed_vm = vm;
-    completed = waiter;
-    calls++;
-}
-static void test_waiter(void) {
-    int before = calls;
-    mw_http_request *r =
-        mw_http_start_for((struct mw_vm *)&completed, http, &(mw_http_spec){.url = url("/hello")}, 42.0);
-    CHECK(calls == before);
-    run_until(&calls, before + 1, 5);
-    CHECK(completed == 42.0 && completed_vm == &completed && mw_http_status(r) == 200);
-    mw_http_request_free(r);
-}
-
 static void test_proxy(void) { /* nobody listens there: it is used only when asked for */
     setenv("http_proxy", "http://127.0.0.1:1", 1);
     mw_http_request *r = get("/hello");
@@ -798,7 +780,6 @@ int main(int argc, char **argv) {
         {"invalid", test_invalid},
         {"cancel", test_cancel},
         {"free", test_free},
-        {"waiter", test_waiter},
         {"proxy", test_proxy},
         {"tls", test_tls},
     };

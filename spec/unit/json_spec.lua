@@ -270,12 +270,11 @@ for _, compiler in ipairs { "on", "off" } do
             seed = seed * 16807 % 2147483647
             bits.u[half] = seed * 2 + i % 2
           end
-          local x = bits.d
+          -- LuaJIT takes a NaN with odd bits for a tagged value, so none may be read through FFI
+          local x = bits.u[1] % 0x80000000 < 0x7FF00000 and bits.d or 0
           if i % 3 == 0 then x = seed / 1000 elseif i % 3 == 1 then x = seed * 1e-9 end
-          if x == x and math.abs(x) < math.huge then
-            local text = assert(json.encode(x))
-            assert(tonumber(text) == x and tonumber(json.decode(text)) == x, text)
-          end
+          local text = assert(json.encode(x))
+          assert(tonumber(text) == x and tonumber(json.decode(text)) == x, text)
         end
       end)
 

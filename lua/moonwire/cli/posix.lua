@@ -1,0 +1,108 @@
+--- The few calls of the operating system that the commands need and Lua does not have. Nothing here blocks.
+local ffi = require "ffi"
+
+-- The asm names keep these declarations from clashing with anybody else's of the same function.
+ffi.cdef [[
+int mwc_sigemptyset(void *set) __asm__("sigemptyset");
+int mwc_sigaddset(void *set, int signal) __asm__("sigaddset");
+int mwc_sigmask(int how, const void *set, void *old) __asm__("pthread_sigmask");
+int mwc_sigtimedwait(const void *set, void *info, const int64_t *sec_nsec) __asm__("sigtimedwait");
+struct mwc_pollfd { int fd; short events, revents; };
+int mwc_poll(struct mwc_pollfd *fds, unsigned long count, int timeout_ms) __asm__("poll");
+long mwc_read(int fd, void *buffer, size_t size) __asm__("read");
+int mwc_mkdir(const char *path, unsigned mode) __asm__("mkdir");
+char *mwc_realpath(const char *path, char *out) __asm__("realpath");
+void *mwc_opendir(const char *path) __asm__("opendir");
+int mwc_closedir(void *dir) __asm__("closedir");
+int mwc_access(const char *path, int mode) __asm__("access");
+char *mwc_strerror(int code) __asm__("strerror");
+]]
+
+local C = ffi.C
+local M = {}
+
+local SIG_BLOCK, SIG_UNBLOCK, SIGINT, SIGTERM = 0, 1, 2, 15
+local POLLIN, EINTR, EAGAIN, EEXIST = 1, 4, 11, 17
+local PATH_MAX = 4096
+
+local function why() return ffi.string(C.mwc_strerror(ffi.errno())) end
+
+-- ---- Ctrl-C ----
+
+local signals = ffi.new "int64_t[32]" -- a sigset_t
+C.mwc_sigemptyset(signals)
+C.mwc_sigaddset(signals, SIGINT)
+C.mwc_sigaddset(signals, SIGTERM)
+local at_once = ffi.new "int64_t[2]"
+
+--- From now on INT and TERM wait until they are asked for.
+function M.hold_signals() C.mwc_sigmask(SIG_BLOCK, signals, nil) end
+
+--- From now on they end the process, as they do by default.
+function M.free_signals() C.mwc_sigmask(SIG_UNBLOCK, signals, nil) end
+
+--- Did one come?
+---@return boolean
+function M.signalled() return C.mwc_sigtimedwait(signals, nil, at_once) > 0 end
+
+-- ---- reading without blocking ----
+
+local fds = ffi.new("struct mwc_pollfd[1]")
+
+--- Can `fd` be read without waiting (its end counts)?
+---@return boolean
+function M.readable(fd)
+  fds[0].fd, fds[0].events, fds[0].revents = fd, POLLIN, 0
+  return C.mwc_poll(fds, 1, 0) > 0
+end
+
+local CHUNK = 256 * 1024
+local buffer
+
+--- What is there now: "" at the end, nil with nothing when a signal came between.
+---@return string|nil data, string|nil error
+function M.read(fd)
+  buffer = buffer or ffi.new("char[?]", CHUNK)
+  local n = tonumber(C.mwc_read(fd, buffer, CHUNK))
+  if n >= 0 then return ffi.string(buffer, n) end
+  local code = ffi.errno()
+  if code == EINTR or code == EAGAIN then return nil end
+  return nil, why()
+end
+
+-- ---- files ----
+
+---@return string|nil path without links and dots; nil when there is nothing
+function M.realpath(path)
+  local out = ffi.new("char[?]", PATH_MAX + 1)
+  if C.mwc_realpath(path, out) == nil then return nil end
+  return ffi.string(out)
+end
+
+---@return boolean
+function M.is_dir(path)
+  local dir = C.mwc_opendir(path)
+  if dir == nil then return false end
+  C.mwc_closedir(dir)
+  return true
+end
+
+---@return boolean
+function M.exists(path) return C.mwc_access(path, 0) == 0 end
+
+--- Makes a folder and those above it; one that exists is fine.
+---@return boolean|nil ok, string|nil error
+function M.mkdir(path)
+  local at = 1
+  while at do
+    at = path:find("/", at + 1, true)
+    local part = at and path:sub(1, at - 1) or path
+    if C.mwc_mkdir(part, 493) ~= 0 and ffi.errno() ~= EEXIST then -- 0755
+      return nil, ("cannot make the folder %s: %s"):format(part, why())
+    end
+  end
+  if not M.is_dir(path) then return nil, path .. " is not a folder" end
+  return true
+end
+
+return M

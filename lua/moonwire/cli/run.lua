@@ -1,0 +1,65 @@
+--- moonwire run: loads a project, runs its pipelines until a signal or, with --once, until everything is settled.
+local C = require "moonwire.internal.cdef"
+local broker = require "moonwire.cli.broker"
+local core = require "moonwire.core"
+local fail = require "moonwire.cli.fail"
+local log = require "moonwire.log"
+local metrics = require "moonwire.metrics"
+local out = require "moonwire.cli.out"
+local project = require "moonwire.cli.project"
+
+-- As in runtime/base/log.h.
+local FORMATS = { logfmt = 1, json = 2 }
+local LEVELS = { debug = 0, info = 1, warn = 2, error = 3 }
+
+local function load(app, values)
+  local ok, result = app:load {
+    dir = project.dir(values.DIR), jit = values.jit, broker = values.broker and broker.absolute(values.broker),
+  }
+  if ok then return result end
+  local trouble = result:match "^!(.*)"
+  if trouble then fail.raise(fail.UNAVAILABLE, trouble) end
+  project.complain(result)
+end
+
+local function summarise(app)
+  for _, p in ipairs(app:status()) do
+    log.info("pipeline ended", {
+      pipeline = p.name, channel = p.channel, received = p.received, handled = p.handled, retried = p.retried,
+      dead = p.dead, dropped = p.dropped, deduped = p.deduped, fenced = p.fenced, published = p.published,
+      parked = p.parked, released = p.released,
+    })
+  end
+  local all = metrics.all()
+  if next(all) then log.info("metrics", all) end
+end
+
+local function run(values)
+  C.mw_log_setup(FORMATS[values.log] or 0, LEVELS[values["log-level"] or "info"])
+  local app = core.app()
+  local drain = load(app, values)
+  local ok, err = app:start()
+  if not ok then fail.raise(fail.UNAVAILABLE, err) end
+  log.info("started", { pipelines = #app:status(), version = core.version, generation = 1 })
+  local code = app:run { once = values.once, drain = values.drain or drain }
+  summarise(app)
+  app:close()
+  out.err "" -- the log
+  return code
+end
+
+return {
+  name = "run",
+  summary = "Runs a project's pipelines until INT or TERM; these drain it, a second one ends it at once.",
+  arguments = { { "DIR", "the project's folder (default: the current one)", optional = true } },
+  flags = {
+    { "once", nil, "end when there is nothing left to do: all is settled, nothing is waiting for a retry" },
+    { "broker", "URL", "use this broker: sets BROKER_URL for the project", short = "b" },
+    { "log", "FORMAT", "logfmt is the default on a terminal, json elsewhere", of = { "logfmt", "json" } },
+    { "log-level", "LEVEL", "how much to tell (default: info)", of = { "debug", "info", "warn", "error" } },
+    { "jit", "MODE", "off interprets handlers, to tell whether a fault comes from compiling", of = { "on", "off" } },
+    { "drain", "SECONDS", "how long running handlers may take to end (default: the project's, 25)", kind = "seconds" },
+  },
+  examples = { "moonwire run shop", "moonwire run --once --broker embedded:/var/lib/shop" },
+  run = run,
+}

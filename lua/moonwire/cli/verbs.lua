@@ -1,0 +1,37 @@
+--- The table of verbs. A verb's module is loaded when it is called: `moonwire publish` does not pay for the rest.
+local M = {}
+
+M.list = {
+  { name = "new", summary = "make a project" },
+  { name = "run", summary = "run a project's pipelines" },
+  { name = "check", summary = "check a project without connecting to anything" },
+  { name = "test", summary = "run a project's specs" },
+  { name = "publish", summary = "publish messages to a channel" },
+  { name = "tail", summary = "print the messages of a channel without taking them" },
+  { name = "dlq", summary = "look at dead letters, send them back, remove them" },
+  { name = "completion", summary = "print the completion script of a shell" },
+  { name = "version", summary = "print the version" },
+  { name = "help", summary = "explain a verb" },
+  { name = "lua", summary = "run a Lua file with the library at hand", hidden = true },
+}
+
+local by_name = {}
+for _, entry in ipairs(M.list) do by_name[entry.name] = entry end
+
+---@return table|nil entry
+function M.find(name) return by_name[name] end
+
+--- The verb's description and code.
+---@return table
+function M.load(name) return require("moonwire.cli." .. name) end
+
+---@return string[]
+function M.names()
+  local names = {}
+  for _, entry in ipairs(M.list) do
+    if not entry.hidden then names[#names + 1] = entry.name end
+  end
+  return names
+end
+
+return M

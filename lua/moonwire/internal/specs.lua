@@ -1,0 +1,71 @@
+--- Runs busted inside this state, so that specs reach the real core. Behind `moonwire test` and our own suites.
+local M = {}
+
+--- What exists once per state: declarations, the tick, waiting tasks. busted empties package.loaded between files,
+--- down to what was there when it began.
+local KEEP = {
+  "ffi", "bit", "moonwire.core", "moonwire.internal.cdef", "moonwire.internal.wait", "moonwire.internal.runtime",
+  "moonwire.internal.publish", "moonwire", "moonwire.testing",
+}
+
+local PATHS = "/usr/share/lua/5.1/?.lua;/usr/share/lua/5.1/?/init.lua;/usr/local/share/lua/5.1/?.lua;"
+  .. "/usr/local/share/lua/5.1/?/init.lua"
+
+local function find_busted()
+  if not package.path:find("/usr/share/lua/5.1/?.lua", 1, true) then package.path = package.path .. ";" .. PATHS end
+  local ok, compatibility = pcall(require, "busted.compatibility")
+  if not ok then
+    return nil, "busted is not installed (Debian: apt install lua-busted, "
+      .. "elsewhere: luarocks --lua-version 5.1 install busted)"
+  end
+  return compatibility
+end
+
+--- Counts what busted reports; an error outside of a test (a file that does not load, a failing setup) is a failure.
+local function counting(make, counts)
+  return function(...)
+    local busted = make(...)
+    busted.subscribe({ "test", "end" }, function(_, _, status)
+      local name = status == "success" and "passed" or status == "pending" and "skipped" or "failed"
+      counts[name] = counts[name] + 1
+      return nil, true
+    end)
+    local function outside(element)
+      if element.descriptor ~= "it" then counts.failed = counts.failed + 1 end
+      return nil, true
+    end
+    busted.subscribe({ "error" }, outside)
+    busted.subscribe({ "failure" }, outside)
+    return busted
+  end
+end
+
+---@param arguments string[] as busted's own command takes them; paths absolute
+---@param keep string[]|nil modules of the caller that have to outlive busted's clearing
+---@return { passed: integer, failed: integer, skipped: integer }|nil counts, string|nil error
+function M.run(arguments, keep)
+  local compatibility, err = find_busted()
+  if not compatibility then return nil, err end
+  for _, name in ipairs(KEEP) do require(name) end
+  for _, name in ipairs(keep or {}) do require(name) end
+  local counts = { passed = 0, failed = 0, skipped = 0 }
+  local over = {} -- busted would end the process, and with it what has to be put away first
+  compatibility.exit = function(code)
+    over.code = code
+    error(over, 0)
+  end
+  package.loaded["busted.core"] = counting(require "busted.core", counts)
+  local before = rawget(_G, "arg")
+  rawset(_G, "arg", arguments)
+  arguments[0] = "busted"
+  local ok, why = xpcall(function() require "busted.runner" { standalone = false } end, function(e)
+    return e == over and e or debug.traceback(tostring(e), 2)
+  end)
+  rawset(_G, "arg", before)
+  io.stdout:flush()
+  if not ok and why ~= over then return nil, why end
+  if over.code and over.code ~= 0 and counts.failed == 0 then counts.failed = 1 end -- wrong arguments, say
+  return counts
+end
+
+return M

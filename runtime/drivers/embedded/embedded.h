@@ -1,0 +1,145 @@
+/* embedded.h - connections and subscriptions of the embedded broker, and what its files share about them.
+ * Everything here belongs to the loop's thread, except the apply functions, which run on the store's writer
+ * thread and touch only their operation and the transaction. */
+#pragma once
+#include <stdlib.h>
+
+#include "base/loop.h"
+#include "core/driver.h"
+#include "drivers/embedded/store.h"
+
+struct mw_conn {
+    mwe_store *store;
+    mw_loop *loop;
+    mw_link *link;
+    const mw_host *host;
+    uint64_t id; /* owner of its dedupe claims */
+
+    mw_conn *next; /* of the store; guarded by its lock, as the next five */
+    mwe_op *answers, **answers_tail;
+    unsigned queued; /* operations given to the writer and not in answers yet */
+    bool parting;
+    mw_wake wake;
+
+    MDB_txn *reader;
+    mw_sub *subs;
+    mw_io inotify;
+    int inotify_fd;
+    mw_timer poll;
+    uint64_t foreign; /* commits of other processes seen so far */
+    bool sweeping, down;
+    mwe_channel *last_channel;
+    struct mwe_browsing *browsing, **browsing_tail;
+    mw_deferred browse;
+};
+
+typedef struct mwe_flight { /* delivered and not settled */
+    uint64_t seq;
+    uint32_t attempt, epoch;
+    uint32_t begun; /* its place in the worker file, or 0 */
+    uint16_t slot;
+    uint8_t priority;
+} mwe_flight;
+
+typedef struct mwe_place { /* a message that came back to ready behind the scan */
+    uint64_t seq;
+    uint8_t priority;
+} mwe_place;
+
+typedef struct mwe_slot {
+    bool mine, leaving;
+    uint32_t epoch, in_flight;
+} mwe_slot;
+
+typedef enum { MWE_JOINING, MWE_RUNNING, MWE_LEAVING } mwe_sub_state;
+
+struct mw_sub {
+    mw_sub *next;
+    mw_conn *conn;
+    mw_source *source;
+    mwe_channel *channel;
+    mwe_sub_state state;
+    bool paused, from_start, beating, promoting;
+    uint64_t id; /* as a consumer of its group */
+    int64_t lease_ms;
+    uint32_t channel_id, group_id, slots;
+    mwe_slot slot[MWE_SLOTS];
+    mwe_owners owners; /* as last seen */
+    uint64_t seen;     /* channel->changes */
+
+    mw_map flights; /* seq -> mwe_flight */
+    mwe_flight *spare;
+    mw_map marks;              /* lane -> mark */
+    uint64_t scan[MWE_LEVELS]; /* per priority: the next seq to look at */
+    mwe_place *back;           /* a heap of what lies before the scan */
+    size_t back_count, back_capacity;
+
+    mw_deferred fetch;
+    mw_timer beat, due;
+    size_t group_len;
+    char group[];
+};
+
+static inline void *mwe_alloc(size_t size) {
+    void *p = calloc(1, size);
+    if (!p) abort();
+    return p;
+}
+
+/* fetch.c */
+void mwe_fetch_soon(mw_sub *s);
+void mwe_fetch_back(mw_sub *s, const mwe_place *p); /* it is ready again */
+void mwe_fetch_rewind(mw_sub *s);
+void mwe_mark_known(mw_sub *s, uint64_t lane, mw_mark mark);
+bool mwe_depth(mw_sub *s, mw_depth *out);
+mwe_flight *mwe_flight_new(mw_sub *s, uint64_t seq);
+void mwe_flight_end(mw_sub *s, mwe_flight *f);
+
+/* slots.c */
+mw_sub *mwe_subscribe(mw_conn *c, const mw_subscription *want, mw_error *e);
+void mwe_unsubscribe(mw_sub *s);
+void mwe_beat_soon(mw_sub *s);                              /* looks at who owns what, on the writer */
+uint64_t mwe_owners_read(mw_sub *s, const mwe_owners *now); /* the slots that must be fenced, as bits */
+void mwe_leave_slots(mw_sub *s);                            /* gives up those that are asked for and idle */
+
+/* publish.c */
+typedef struct mwe_publish {
+    mwe_channel *channel; /* NULL: a bad name */
+    mw_message *msg;
+    int64_t due_ms; /* 0: at once */
+    void *cookie;
+    int code;
+} mwe_publish;
+void mwe_publish_list(mw_conn *c, const mw_publication *list, size_t count);
+void mwe_publish_take(mw_conn *c, mwe_publish *out, const mw_publication *from);
+/* All or none: *code tells why none. */
+int mwe_publish_apply(mwe_txn *t, mwe_publish *list, size_t count, int *code);
+/* The row of one waiting message, in ready or in due by its time. */
+int mwe_wait_put(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint8_t priority, uint64_t seq, mwe_waiting *w,
+                 int64_t due_ms);
+
+/* settle.c, lanes.c */
+void mwe_begin(mw_sub *s, uint64_t tag, uint32_t unit);
+void mwe_settle(mw_sub *s, const mw_settlement *list, size_t count);
+void mwe_unpark(mw_sub *s, uint64_t lane);
+void mwe_promote(mw_sub *s); /* due messages become ready */
+void mwe_release_key(mw_conn *c, const char *channel, const char *group, uint64_t lane);
+typedef struct mwe_moved { /* what came back to ready; the first MWE_MOVED_MAX by place */
+    mwe_place *places;
+    uint32_t count;
+    bool more; /* rewind instead */
+} mwe_moved;
+int mwe_lane_park(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, uint8_t priority, uint64_t seq,
+                  mwe_waiting *w);
+int mwe_lane_unpark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mwe_moved *moved);
+int mwe_lane_mark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mw_mark mark);
+void mwe_moved_back(mw_sub *s, mwe_moved *moved); /* hands it to the fetch and frees it */
+
+/* dedupe.c, admin.c, retention.c */
+void mwe_dedupe(mw_conn *c, const mw_dedupe *list, size_t count);
+int mwe_dedupe_sweep(mwe_txn *t);
+void mwe_browse(mw_conn *c, const mw_browse *b);
+void mwe_browse_cancel(mw_conn *c);
+void mwe_remove(mw_conn *c, const mw_removal *r);
+int mwe_declare(mw_conn *c, const char *channel, const mw_channel_options *o, mw_error *e);
+void mwe_sweep(mw_conn *c); /* retention, expired dedupe rows, dead workers and readers */

@@ -1,0 +1,436 @@
+/* settle.c - the end of deliveries: ack, retry, park, release; lanes that are parked and come back; and what
+ * falls due. Settlements are copied on the loop's thread together with what is known of the delivery, and
+ * applied in the order given; each checks in its own transaction that its slot is still ours. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "drivers/embedded/embedded.h"
+
+enum { ITEMS_PER_OP = 1024, MOVED_MOST = 1024 };
+
+typedef struct settle_item {
+    mw_settlement s;
+    mwe_flight flight; /* seq 0: it was fenced before it got here */
+    mwe_publish *publish;
+    int code;
+    uint64_t marks_version; /* after its mark; 0: no mark */
+    mwe_moved moved;
+} settle_item;
+
+typedef struct settle_op {
+    mwe_op op;
+    mw_sub *sub;
+    mwe_channel *channel;
+    uint64_t consumer;
+    uint32_t group_id;
+    settle_item items[];
+} settle_op;
+
+typedef struct lane_op { /* unpark, release_key, promote */
+    mwe_op op;
+    mw_sub *sub; /* NULL: release_key */
+    mwe_channel *channel;
+    uint64_t lane, consumer;
+    uint32_t group_id;
+    mwe_moved moved;
+    size_t group_len;
+    char group[];
+} lane_op;
+
+/* ---- lanes: park, unpark, mark ---- */
+
+static void note_moved(mwe_moved *m, uint8_t priority, uint64_t seq) {
+    if (!m || m->more) return;
+    if (!m->places) m->places = mwe_alloc(MOVED_MOST * sizeof *m->places);
+    if (m->count == MOVED_MOST)
+        m->more = true;
+    else
+        m->places[m->count++] = (mwe_place){seq, priority};
+}
+
+static void forget_moved(mwe_moved *m) {
+    free(m->places);
+    *m = (mwe_moved){0};
+}
+
+void mwe_moved_back(mw_sub *s, mwe_moved *moved) {
+    for (uint32_t i = 0; i < moved->count; i++) mwe_fetch_back(s, &moved->places[i]);
+    if (moved->more) mwe_fetch_rewind(s);
+    if (moved->count) mwe_fetch_soon(s);
+    forget_moved(moved);
+}
+
+int mwe_lane_park(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, uint8_t priority, uint64_t seq,
+                  mwe_waiting *w) {
+    mwe_key k;
+    w->not_before = 0;
+    MDB_val value = mwe_write_waiting(w);
+    int rc = mwe_put(t, MWE_PARKED, mwe_key_sorted(&k, c->row.id, g->row.id, lane, priority, seq), &value, 0);
+    if (rc == 0) g->row.parked++;
+    return rc;
+}
+
+/* All of it in one transaction: a newer message of the lane must not overtake a parked one. */
+int mwe_lane_unpark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mwe_moved *moved) {
+    mwe_key k;
+    mwe_put64(mwe_key_group(&k, c->row.id, g->row.id)->mv_data + MWE_GROUP_KEY, lane);
+    MDB_val prefix = {MWE_GROUP_KEY + 8, k.bytes}, key = prefix, value;
+    MDB_cursor *at = mwe_cursor(t, MWE_PARKED);
+    if (!at) return ENOMEM;
+    int rc = mdb_cursor_get(at, &key, &value, MDB_SET_RANGE);
+    for (; rc == 0 && mwe_has_prefix(&key, &prefix); rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
+        uint8_t priority;
+        uint64_t seq;
+        mwe_waiting w;
+        bool sound = mwe_read_place(&key, MWE_SORTED_KEY, &priority, &seq) && mwe_read_waiting(&value, &w);
+        if ((rc = mwe_del_here(t, MWE_PARKED))) return rc;
+        g->row.parked -= g->row.parked > 0;
+        g->dirty = true;
+        if (sound && (rc = mwe_wait_put(t, c, g, priority, seq, &w, 0))) return rc;
+        if (sound) note_moved(moved, priority, seq);
+    }
+    return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+int mwe_lane_mark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mw_mark mark) {
+    mwe_key k;
+    uint8_t byte = (uint8_t)mark;
+    MDB_val *key = mwe_key_in_group(&k, c->row.id, g->row.id, lane), value = {1, &byte};
+    int rc = mark == MW_MARK_NONE ? mwe_del(t, MWE_MARKS, key) : mwe_put(t, MWE_MARKS, key, &value, 0);
+    if (rc == MDB_NOTFOUND) return 0; /* there was none to clear */
+    g->owners.marks_version++;
+    g->owners_dirty = true;
+    return rc;
+}
+
+/* ---- one settlement, on the writer ---- */
+
+typedef struct place { /* the delivery a settlement is about */
+    mwe_tchannel *c;
+    mwe_tgroup *g;
+    MDB_val *key; /* in ready */
+    bool there;   /* false: removed from outside meanwhile; then there is nothing left to do */
+    mwe_waiting w;
+} place;
+
+/* Leaves the ready cursor on the row. */
+static int find_ready(mwe_txn *t, place *p) {
+    MDB_cursor *at = mwe_cursor(t, MWE_READY);
+    MDB_val value, key = *p->key;
+    int rc = at ? mdb_cursor_get(at, &key, &value, MDB_SET_KEY) : ENOMEM;
+    p->there = rc == 0 && mwe_read_waiting(&value, &p->w);
+    return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+static int leave_ready(mwe_txn *t, place *p) {
+    int rc = mwe_del_here(t, MWE_READY);
+    p->g->row.ready -= p->g->row.ready > 0;
+    p->g->dirty = true;
+    return rc;
+}
+
+static int forget_error(mwe_txn *t, place *p, uint64_t seq) {
+    mwe_key k;
+    int rc =
+        p->w.attempts ? mwe_del(t, MWE_ERRORS, mwe_key_in_group(&k, p->c->row.id, p->g->row.id, seq)) : 0;
+    return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+/* The last group that wanted a message takes it away, unless the channel keeps what was handled. */
+static int unwanted(mwe_txn *t, mwe_tchannel *c, uint64_t seq) {
+    uint32_t refs;
+    bool kept = c->row.retain_age_ms || c->row.retain_count;
+    int rc = mwe_refs_get(t, c, seq, &refs);
+    if (rc) return rc;
+    if (refs > 1 || kept) return mwe_refs_set(t, c, seq, refs ? refs - 1 : 0);
+    return mwe_message_drop(t, c, seq);
+}
+
+static int ack(mwe_txn *t, place *p, settle_item *item) {
+    const mw_settlement *s = &item->s;
+    int rc = mwe_publish_apply(t, item->publish, s->publish_count, &item->code);
+    if (rc || item->code) return rc;
+    if (s->publish_count) rc = find_ready(t, p); /* they have moved the cursor */
+    if (!rc && p->there) {
+        rc = leave_ready(t, p);
+        if (!rc) rc = forget_error(t, p, s->tag);
+        if (!rc) rc = unwanted(t, p->c, s->tag);
+    }
+    if (rc || s->mark == MW_MARK_KEEP) return rc;
+    rc = mwe_lane_mark(t, p->c, p->g, s->lane, s->mark);
+    item->marks_version = p->g->owners.marks_version;
+    if (!rc && s->mark == MW_MARK_NONE) rc = mwe_lane_unpark(t, p->c, p->g, s->lane, &item->moved);
+    return rc;
+}
+
+static int keep_error(mwe_txn *t, place *p, const mw_settlement *s) {
+    if (!s->error) return 0;
+    mwe_key k;
+    size_t len = s->error->len < MWE_ERROR_MAX ? s->error->len : MWE_ERROR_MAX;
+    MDB_val *key = mwe_key_in_group(&k, p->c->row.id, p->g->row.id, s->tag), value = {len, s->error->data};
+    int rc = mwe_put(t, MWE_ERRORS, key, &value, MDB_NOOVERWRITE);
+    return rc == MDB_KEYEXIST ? 0 : rc;
+}
+
+static int retry(mwe_txn *t, place *p, const settle_item *item) {
+    const mw_settlement *s = &item->s;
+    if (!p->there) return 0;
+    int64_t due = s->delay_ms > 0 ? t->now + s->delay_ms : t->now;
+    p->w.attempts = s->attempt;
+    p->w.not_before = s->hold ? due : 0;
+    int rc = keep_error(t, p, s);
+    if (rc) return rc;
+    if (s->hold) {
+        MDB_val value = mwe_write_waiting(&p->w);
+        return mwe_put(t, MWE_READY, p->key, &value, 0);
+    }
+    rc = leave_ready(t, p);
+    /* always by way of due: what is put into ready now would lie behind the scan of its owner */
+    return rc ? rc
+              : mwe_wait_put(t, p->c, p->g, item->flight.priority, s->tag, &p->w,
+                             due > t->now ? due : t->now + 1);
+}
+
+static int park(mwe_txn *t, place *p, const settle_item *item) {
+    if (!p->there) return 0;
+    int rc = leave_ready(t, p);
+    return rc ? rc : mwe_lane_park(t, p->c, p->g, item->s.lane, item->flight.priority, item->s.tag, &p->w);
+}
+
+static bool still_ours(const mwe_tgroup *g, const settle_op *o, const mwe_flight *f) {
+    if (f->slot >= g->row.slots) return false;
+    const mwe_owner *owner = &g->owners.slot[f->slot];
+    return owner->consumer == o->consumer && owner->epoch == f->epoch;
+}
+
+static int apply_settle(mwe_txn *t, mwe_op *op, uint32_t i) {
+    settle_op *o = (settle_op *)op;
+    settle_item *item = &o->items[i];
+    mwe_key k;
+    place p = {0};
+    item->code = MW_EFENCED;
+    item->marks_version = 0;
+    forget_moved(&item->moved);
+    if (!item->flight.seq) return 0;
+    int rc = mwe_txn_open(t, o->channel, o->group_id, &p.c, &p.g);
+    if (rc == MW_EFORMAT || (rc == 0 && !still_ours(p.g, o, &item->flight))) return 0;
+    if (rc) return rc;
+    item->code = 0;
+    if (item->s.op == MW_SETTLE_RELEASE) return 0;
+    p.key = mwe_key_ready(&k, p.c->row.id, p.g->row.id, item->flight.priority, item->flight.seq);
+    if ((rc = find_ready(t, &p))) return rc;
+    switch (item->s.op) {
+    case MW_SETTLE_ACK: return ack(t, &p, item);
+    case MW_SETTLE_RETRY: return retry(t, &p, item);
+    case MW_SETTLE_PARK: return park(t, &p, item);
+    case MW_SETTLE_RELEASE: break;
+    }
+    return 0;
+}
+
+/* ---- settlements on the loop's thread ---- */
+
+void mwe_begin(mw_sub *s, uint64_t tag, uint32_t unit) {
+    mwe_flight *f = mw_map_get(&s->flights, tag);
+    if (!f || f->slot != unit) return;
+    mwe_worker *w = s->conn->store->worker;
+    mwe_worker_end(w, f->begun);
+    f->begun = mwe_worker_begin(w, s->channel_id, s->group_id, tag, f->priority, f->attempt);
+}
+
+/* What the core asked for is done: the delivery goes, or stays for a held retry. */
+static void conclude(mw_sub *s, settle_item *item) {
+    mwe_flight *f = mw_map_get(&s->flights, item->s.tag);
+    if (!f || f->epoch != item->flight.epoch) return; /* fenced meanwhile */
+    if (item->s.op == MW_SETTLE_RETRY && item->s.hold) {
+        if (f->begun == item->flight.begun) { /* else it has begun again already */
+            mwe_worker_end(s->conn->store->worker, f->begun);
+            f->begun = 0;
+        }
+        return;
+    }
+    mwe_place back = {f->seq, f->priority};
+    uint32_t slot = f->slot;
+    mwe_flight_end(s, f);
+    if (item->s.op == MW_SETTLE_RELEASE) mwe_fetch_back(s, &back);
+    if (s->slot[slot].leaving) mwe_leave_slots(s);
+}
+
+static void conclude_mark(mw_sub *s, settle_item *item) {
+    if (item->marks_version) {
+        if (s->owners.marks_version == item->marks_version - 1) s->owners.marks_version++;
+        mwe_mark_known(s, item->s.lane, item->s.mark);
+    }
+    mwe_moved_back(s, &item->moved);
+}
+
+static void finish_settle(mwe_op *op) {
+    settle_op *o = (settle_op *)op;
+    mw_sub *s = o->sub;
+    mw_error e;
+    int last = 0;
+    bool look = false;
+    for (uint32_t i = 0; i < op->count; i++) {
+        settle_item *item = &o->items[i];
+        int code = mwe_code(op, i, item->code);
+        if (code && code != last) mwe_store_error(op->conn->store, last = code, &e);
+        if (code == 0) {
+            conclude(s, item);
+            conclude_mark(s, item);
+        } else {
+            forget_moved(&item->moved);
+        }
+        look |= code == MW_EFENCED || item->s.op == MW_SETTLE_RETRY || item->s.op == MW_SETTLE_RELEASE;
+        mw_text_unref(item->s.error);
+        free(item->publish);
+        op->conn->host->settled(s->source, item->s.cookie, code ? &e : NULL);
+    }
+    if (look) mwe_fetch_soon(s);
+    free(o);
+}
+
+static const mwe_op_kind SETTLE = {apply_settle, finish_settle, MWE_TRY_ONCE};
+
+static void take_settlement(mw_sub *s, settle_item *item, const mw_settlement *from) {
+    mwe_flight *f = mw_map_get(&s->flights, from->tag);
+    item->s = *from;
+    mw_text_ref(item->s.error);
+    if (f && f->slot == from->unit) {
+        item->flight = *f;
+        if (from->op == MW_SETTLE_RETRY) {
+            f->attempt = from->attempt + 1;
+        } else { /* it was handled, or never begun: a crash from here on is not its fault */
+            mwe_worker_end(s->conn->store->worker, f->begun);
+            f->begun = 0;
+        }
+    }
+    if (from->publish_count == 0) return;
+    item->publish = mwe_alloc(from->publish_count * sizeof *item->publish);
+    for (size_t i = 0; i < from->publish_count; i++)
+        mwe_publish_take(s->conn, &item->publish[i], &from->publish[i]);
+}
+
+void mwe_settle(mw_sub *s, const mw_settlement *list, size_t count) {
+    while (count) {
+        size_t n = count < ITEMS_PER_OP ? count : ITEMS_PER_OP;
+        settle_op *o = mwe_alloc(sizeof *o + n * sizeof *o->items);
+        o->op.kind = &SETTLE;
+        o->op.count = (uint32_t)n;
+        o->sub = s;
+        o->channel = s->channel;
+        o->consumer = s->id;
+        o->group_id = s->group_id;
+        for (size_t i = 0; i < n; i++) take_settlement(s, &o->items[i], &list[i]);
+        mwe_submit(s->conn, &o->op);
+        list += n;
+        count -= n;
+    }
+}
+
+/* ---- unpark, release_key, promote ---- */
+
+static void finish_lane(mwe_op *op) {
+    lane_op *l = (lane_op *)op;
+    if (op->rc) forget_moved(&l->moved);
+    if (l->sub) mwe_moved_back(l->sub, &l->moved);
+    free(l);
+}
+
+static int apply_unpark(mwe_txn *t, mwe_op *op, uint32_t i) {
+    (void)i;
+    lane_op *l = (lane_op *)op;
+    mwe_tchannel *c;
+    mwe_tgroup *g;
+    forget_moved(&l->moved);
+    int rc = mwe_txn_open(t, l->channel, l->group_id, &c, &g);
+    if (rc) return rc == MW_EFORMAT ? 0 : rc;
+    return mwe_lane_unpark(t, c, g, l->lane, &l->moved);
+}
+
+static int apply_release(mwe_txn *t, mwe_op *op, uint32_t i) {
+    (void)i;
+    lane_op *l = (lane_op *)op;
+    mwe_tchannel *c;
+    int rc = mwe_txn_channel(t, l->channel, false, &c);
+    if (rc || !c) return rc;
+    if ((rc = mwe_txn_groups(t, c))) return rc;
+    mwe_tgroup *g = mwe_txn_group_named(c, l->group, l->group_len);
+    if (!g) return 0;
+    if (!(rc = mwe_txn_owners(t, c, g))) rc = mwe_lane_mark(t, c, g, l->lane, MW_MARK_NONE);
+    if (!rc) rc = mwe_lane_unpark(t, c, g, l->lane, NULL);
+    c->news = true; /* consumers see that the marks changed, and look again */
+    return rc;
+}
+
+/* Moves what is due in our slots; others do theirs. */
+static int apply_promote(mwe_txn *t, mwe_op *op, uint32_t i) {
+    (void)i;
+    lane_op *l = (lane_op *)op;
+    mwe_tchannel *c;
+    mwe_tgroup *g;
+    forget_moved(&l->moved);
+    int rc = mwe_txn_open(t, l->channel, l->group_id, &c, &g);
+    if (rc) return rc == MW_EFORMAT ? 0 : rc;
+    mwe_key k;
+    MDB_val *prefix = mwe_key_group(&k, c->row.id, g->row.id), key = *prefix, value;
+    MDB_cursor *at = mwe_cursor(t, MWE_DUE);
+    if (!at) return ENOMEM;
+    rc = mdb_cursor_get(at, &key, &value, MDB_SET_RANGE);
+    for (; rc == 0 && mwe_has_prefix(&key, prefix); rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
+        uint8_t priority;
+        uint64_t seq;
+        mwe_waiting w;
+        if (!mwe_read_place(&key, MWE_SORTED_KEY, &priority, &seq) || !mwe_read_waiting(&value, &w)) continue;
+        if ((int64_t)mwe_get64((const char *)key.mv_data + MWE_GROUP_KEY) > t->now) break;
+        if (g->owners.slot[w.hash % g->row.slots].consumer != l->consumer) continue;
+        if (l->moved.count == MOVED_MOST) break; /* the next fetch sees that there is more */
+        w.not_before = 0;
+        if ((rc = mwe_del_here(t, MWE_DUE))) return rc;
+        g->row.due -= g->row.due > 0;
+        if ((rc = mwe_wait_put(t, c, g, priority, seq, &w, 0))) return rc;
+        note_moved(&l->moved, priority, seq);
+    }
+    return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+static void finish_promote(mwe_op *op) {
+    lane_op *l = (lane_op *)op;
+    l->sub->promoting = false;
+    mwe_fetch_soon(l->sub);
+    finish_lane(op);
+}
+
+static const mwe_op_kind UNPARK = {apply_unpark, finish_lane, MWE_TRY_ALWAYS},
+                         RELEASE = {apply_release, finish_lane, MWE_TRY_ALWAYS},
+                         PROMOTE = {apply_promote, finish_promote, MWE_TRY_ONCE};
+
+static void submit_lane(mw_conn *c, mw_sub *s, mwe_channel *channel, const char *group, uint64_t lane,
+                        const mwe_op_kind *kind) {
+    size_t len = group ? strlen(group) : 0;
+    lane_op *l = mwe_alloc(sizeof *l + len + 1);
+    l->op.kind = kind;
+    l->op.count = 1;
+    l->sub = s;
+    l->channel = channel;
+    l->lane = lane;
+    l->consumer = s ? s->id : 0;
+    l->group_id = s ? s->group_id : 0;
+    l->group_len = len;
+    if (len) memcpy(l->group, group, len);
+    mwe_submit(c, &l->op);
+}
+
+void mwe_unpark(mw_sub *s, uint64_t lane) {
+    if (s->state == MWE_RUNNING) submit_lane(s->conn, s, s->channel, NULL, lane, &UNPARK);
+}
+
+void mwe_promote(mw_sub *s) {
+    if (s->promoting || s->state != MWE_RUNNING) return;
+    s->promoting = true;
+    submit_lane(s->conn, s, s->channel, NULL, 0, &PROMOTE);
+}
+
+void mwe_release_key(mw_conn *c, const char *channel, const char *group, uint64_t lane) {
+    mwe_channel *named = mwe_channel_named(c->store, channel);
+    if (named && group && *group) submit_lane(c, NULL, named, group, lane, &RELEASE);
+}

@@ -1,0 +1,41 @@
+-- drivers.lua - the brokers that the contract is proved on. A new driver is a new entry:
+--   name      as in the matrix
+--   url(h)    a fresh broker for one case; h.dir is a folder of its own, h.name a name of its own
+--   outside   true: the broker outlives its workers, so they are real processes, and a crash is SIGKILL
+--   version() the line that the matrix shows
+--   refuse(h, n)  makes the broker refuse the next n publishes and settlements; leave it out where nothing can
+local C = require "moonwire.internal.cdef"
+local ffi = require "ffi"
+
+local function refuse(h, n)
+  C.mw_memory_fault(h.name, "fail_publish", n)
+  C.mw_memory_fault(h.name, "fail_settle", n)
+end
+
+local function lmdb_version()
+  ffi.cdef [[char *mwt_mdb_version(int *major, int *minor, int *patch) __asm__("mdb_version");]]
+  local n = ffi.new "int[3]"
+  ffi.C.mwt_mdb_version(n, n + 1, n + 2)
+  return ("LMDB %d.%d.%d"):format(n[0], n[1], n[2])
+end
+
+return {
+  {
+    name = "memory",
+    url = function(h) return "memory:" .. h.name end,
+    version = function() return "in the process" end,
+    refuse = refuse,
+  },
+  {
+    name = "memory-offset",
+    url = function(h) return "memory-offset:" .. h.name end,
+    version = function() return "in the process" end,
+    refuse = refuse,
+  },
+  {
+    name = "embedded",
+    outside = true,
+    url = function(h) return "embedded:" .. h.dir .. "/store?size=4GB" end,
+    version = lmdb_version,
+  },
+}
