@@ -16,7 +16,7 @@ static void note(found *f, mem_item *i, uint64_t after) {
         f->list = realloc(f->list, f->capacity * sizeof *f->list);
         if (!f->list) abort();
     }
-    f->list[f->count++] = (mw_entry){.position = i->seq, .msg = i->msg, .due_ms = i->due_ms};
+    f->list[f->count++] = (mw_entry){.position = i->seq, .msg = i->msg, .due_ms = mem_item_due_ms(i)};
 }
 
 static void note_list(found *f, const mem_list *l, uint64_t after) {

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { SLAB = 256 };
+
 static mem_broker *brokers;
 
 /* ---- lists ---- */
@@ -64,17 +66,21 @@ void mem_item_ready(mem_item *i) {
 static void due(mw_timer *t) {
     mem_item *i = mw_container_of(t, mem_item, timer);
     mem_item_detach(i);
-    i->due_ms = 0;
     mem_item_ready(i);
 }
 
 void mem_item_delay(mem_item *i, int64_t delay_ms) {
     mw_loop *loop = i->group->channel->broker->loop;
     i->state = MEM_DELAYED;
-    i->due_ms = mw_loop_wall_ms(loop) + delay_ms;
     mem_list_append(&i->group->delayed, i);
     i->group->delayed_count++;
     mw_timer_start(loop, &i->timer, delay_ms, due);
+}
+
+int64_t mem_item_due_ms(const mem_item *i) {
+    mw_loop *loop = i->group->channel->broker->loop;
+    if (i->state != MEM_DELAYED) return 0;
+    return mw_loop_wall_ms(loop) + (int64_t)(i->timer.at - mw_loop_mono_ms(loop));
 }
 
 void mem_item_park(mem_item *i, uint64_t lane) {
@@ -106,6 +112,7 @@ void mem_item_detach(mem_item *i) {
         mem_list_remove(l, i);
         g->parked_count--;
         if (!l->first) free(mw_map_remove(&g->parked, i->lane));
+        i->timer = (mw_timer){0};
         break;
     }
     case MEM_OUT: break;
@@ -113,17 +120,29 @@ void mem_item_detach(mem_item *i) {
 }
 
 void mem_item_free(mem_item *i) {
+    mem_broker *b = i->group->channel->broker;
     mw_message_unref(i->msg);
     mw_text_unref(i->first_error);
-    free(i);
+    i->next = b->free_items;
+    b->free_items = i;
+}
+
+static void add_slab(mem_broker *b) {
+    mem_item *slab = malloc(SLAB * sizeof *slab);
+    if (!slab) abort();
+    mw_buf_add(&b->slabs, &slab, sizeof slab);
+    for (int i = SLAB - 1; i >= 0; i--) {
+        slab[i].next = b->free_items;
+        b->free_items = &slab[i];
+    }
 }
 
 static mem_item *new_item(mem_group *g, mw_message *m, uint64_t seq) {
-    mem_item *i = calloc(1, sizeof *i);
-    if (!i) abort();
-    i->group = g;
-    i->msg = mw_message_ref(m);
-    i->seq = seq;
+    mem_broker *b = g->channel->broker;
+    if (!b->free_items) add_slab(b);
+    mem_item *i = b->free_items;
+    b->free_items = i->next;
+    *i = (mem_item){.group = g, .msg = mw_message_ref(m), .seq = seq};
     return i;
 }
 
@@ -173,7 +192,7 @@ static void adopt_list(mem_group *g, const mem_list *l) {
     for (mem_item *i = l->first; i; i = i->next) {
         mem_item *copy = new_item(g, i->msg, i->seq);
         if (i->state == MEM_DELAYED && !i->failures)
-            mem_item_delay(copy, i->due_ms - mw_loop_wall_ms(g->channel->broker->loop));
+            mem_item_delay(copy, mem_item_due_ms(i) - mw_loop_wall_ms(g->channel->broker->loop));
         else
             mem_item_ready(copy);
     }
@@ -182,7 +201,7 @@ static void adopt_list(mem_group *g, const mem_list *l) {
 static void free_list(mem_list *l) {
     for (mem_item *i; (i = l->first);) {
         mem_list_remove(l, i);
-        mw_timer_stop(&i->timer);
+        if (i->state == MEM_DELAYED) mw_timer_stop(&i->timer);
         mem_item_free(i);
     }
 }
@@ -276,5 +295,7 @@ void mem_broker_release(mem_broker *b) {
     for (void *r; (r = mw_map_next(&b->records, &i, NULL));) free(r);
     mw_map_free(&b->channels);
     mw_map_free(&b->records);
+    for (size_t k = 0; k < b->slabs.len / sizeof(void *); k++) free(((mem_item **)(void *)b->slabs.data)[k]);
+    mw_buf_free(&b->slabs);
     free(b);
 }
