@@ -63,10 +63,16 @@ void mem_item_ready(mem_item *i) {
     mem_group_wake(i->group);
 }
 
+/* What was delayed has no place among the others that it must take (a retry that holds its lane is never
+ * delayed here), so it need not be searched for: many may fall due at once. */
 static void due(mw_timer *t) {
     mem_item *i = mw_container_of(t, mem_item, timer);
     mem_item_detach(i);
-    mem_item_ready(i);
+    i->state = MEM_READY;
+    i->late = true;
+    mem_list_append(&i->group->late[priority_of(i)], i);
+    i->group->ready_count++;
+    mem_group_wake(i->group);
 }
 
 void mem_item_delay(mem_item *i, int64_t delay_ms) {
@@ -99,7 +105,8 @@ void mem_item_detach(mem_item *i) {
     mem_group *g = i->group;
     switch ((mem_state)i->state) {
     case MEM_READY:
-        mem_list_remove(&g->ready[priority_of(i)], i);
+        mem_list_remove(i->late ? &g->late[priority_of(i)] : &g->ready[priority_of(i)], i);
+        i->late = false;
         g->ready_count--;
         break;
     case MEM_DELAYED:
@@ -208,7 +215,10 @@ static void free_list(mem_list *l) {
 
 static void free_group(mem_group *g) {
     mw_deferred_cancel(g->channel->broker->loop, &g->pump);
-    for (int p = 0; p <= MW_PRIORITY_MAX; p++) free_list(&g->ready[p]);
+    for (int p = 0; p <= MW_PRIORITY_MAX; p++) {
+        free_list(&g->ready[p]);
+        free_list(&g->late[p]);
+    }
     free_list(&g->delayed);
     uint32_t at = 0;
     for (mem_list *l; (l = mw_map_next(&g->parked, &at, NULL));) {
@@ -228,7 +238,10 @@ mem_group *mem_group_get(mem_channel *c, const char *name, bool from_start) {
     mem_group *g = *at = new_group(c, name);
     mem_group *from = c->log ? c->log : c->groups;
     if (from_start && from != g) {
-        for (int p = 0; p <= MW_PRIORITY_MAX; p++) adopt_list(g, &from->ready[p]);
+        for (int p = 0; p <= MW_PRIORITY_MAX; p++) {
+            adopt_list(g, &from->ready[p]);
+            adopt_list(g, &from->late[p]);
+        }
         adopt_list(g, &from->delayed);
     }
     if (c->log) free_group(c->log);

@@ -15,7 +15,7 @@ typedef struct mem_sub mem_sub;
 
 typedef enum { MEM_READY, MEM_DELAYED, MEM_PARKED, MEM_OUT } mem_state;
 
-struct mem_item { /* a million retries may wait here: every byte counts */
+struct mem_item {          /* a million retries may wait here: every byte counts */
     mem_item *next, *prev; /* in the ready list of its priority, its parked list, or its subscription's */
     mem_group *group;
     mw_message *msg;
@@ -27,7 +27,7 @@ struct mem_item { /* a million retries may wait here: every byte counts */
     mw_text *first_error;
     uint32_t failures; /* attempts that ended badly */
     uint8_t state;
-    bool begun : 1, done : 1;
+    bool begun : 1, done : 1, late : 1;
 };
 
 typedef struct mem_list {
@@ -37,7 +37,9 @@ typedef struct mem_list {
 struct mem_group {
     mem_group *next;
     mem_channel *channel;
-    mem_list ready[MW_PRIORITY_MAX + 1];
+    mem_list ready[MW_PRIORITY_MAX + 1]; /* by sequence */
+    mem_list
+        late[MW_PRIORITY_MAX + 1]; /* ready, too: what was delayed, in the order it fell due; goes first */
     mem_list delayed;
     mw_map parked; /* lane -> mem_list */
     mw_map marks;  /* lane -> mw_mark */
