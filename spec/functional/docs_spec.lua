@@ -226,6 +226,71 @@ describe("docs/configuration.md", function()
   end
 end)
 
+describe("What is refused", function()
+  local HANDLERS = { one = "function() end", batch = "{ handle_batch = function() end }" }
+
+  local function refused(url, settings, handler)
+    local text = ([[
+local mw = require "moonwire"
+local broker = mw.connect %q
+mw.pipeline "p" { from = broker:channel "in", handler = %s, %s }
+]]):format(url, HANDLERS[handler or "one"], settings)
+    local app = core.app()
+    local ok, why = app:load { dir = project_of(text), check = true }
+    app:close()
+    assert(not ok, settings .. " was not refused")
+    return why
+  end
+
+  for _, case in ipairs {
+    { 'on_dead = "hold_key", order = "none"', "on_dead holds keys" },
+    { 'on_dead = "dead_key", key = "a"', "go by the message's own key" },
+    { 'on_dead = "hold_key"', "need a broker that can park messages", url = "memory-offset:docs" },
+    { 'order = "source"', "would get one message at a time", handler = "batch" },
+    { 'key = "a", order = "none"', 'key needs order = "key"' },
+    { "batch = { size = 2 }", "batch needs a handler with handle_batch" },
+    { "dead = false", "dead = false would lose messages" },
+    { 'dead = "in"', "dead letters would go back into the channel they came from" },
+    { 'dedupe = { store = "nowhere:x" }', "dedupe.store" },
+    { "retires = {}", 'unknown field "retires"; did you mean "retry"?' },
+    { "concurrency = 0", "concurrency must be a whole number from 1" },
+    { 'timeout = "30"', "timeout must be seconds" },
+  } do
+    it(case[1] .. (case.handler and ", " .. case.handler or ""), function()
+      local why = refused(case.url or "memory:docs", case[1], case.handler)
+      assert(why:find(case[2], 1, true), why)
+      assert(why:find "^moonwire.lua:3: ", why)
+    end)
+  end
+end)
+
+describe("docs/guarantees.md", function()
+  local known = {}
+  for _, case in ipairs(require("spec.contract.cases").list) do known[case.name] = true end
+
+  it("names cases that exist", function()
+    local count = 0
+    for list in read("docs/guarantees.md"):gmatch "\nCases: ([^\n]+)" do
+      for name in list:gmatch "`([%w-]+)`" do
+        assert(known[name], name .. " is no case")
+        count = count + 1
+      end
+    end
+    assert(count > 10)
+  end)
+
+  it("and so does the table in README.md", function()
+    local count = 0
+    for list in read("README.md"):gmatch "%[([%w, -]+)%]%(spec/contract/cases%.lua%)" do
+      for name in list:gmatch "[%w-]+" do
+        assert(known[name], name .. " is no case")
+        count = count + 1
+      end
+    end
+    assert(count > 10)
+  end)
+end)
+
 -- ---- the API: docs/lua-api.md and the annotations against what is there ----
 
 local PROJECT_ONLY = { "connect", "pipeline", "settings", "env" } -- put into mw when a project is read
