@@ -156,7 +156,8 @@ describe("ready-made handlers", function()
         ["{ fields = { 7 } }"] = "fields[1] must be a path",
         ["{ feilds = {} }"] = 'unknown option "feilds"; did you mean "fields"?',
       } do
-        local why = problems('mw.pipeline "l" { from = broker:channel "in", handler = "log", options = ' .. options .. " }")
+        local pipeline = 'mw.pipeline "l" { from = broker:channel "in", handler = "log", options = %s }'
+        local why = problems(pipeline:format(options))
         assert(why and why:find(want, 1, true), why)
       end
     end)
