@@ -100,10 +100,18 @@ RUN["lua check"] = function(block)
   app:close()
   if not ok then error(problems, 0) end
 end
-RUN["sh run"] = function(block)
+-- A page of an example speaks of its own folder; others begin with an empty one.
+local function folder_for(page)
+  local dir, example = process.tmpdir(), page:match "^(examples/.*)/README%.md$"
+  if not example then return dir end
+  assert(process.run({ "cp", "-r", root .. "/" .. example, dir .. "/it" }).code == 0)
+  assert(process.run({ "rm", "-rf", dir .. "/it/data" }).code == 0)
+  return dir .. "/it"
+end
+RUN["sh run"] = function(block, page)
   local result = process.run {
     "bash", "-euo", "pipefail", "-c", block.text,
-    cwd = process.tmpdir(), env = { PATH = path_with_binary(), BROKER_URL = false }, timeout = 60,
+    cwd = folder_for(page), env = { PATH = path_with_binary(), BROKER_URL = false }, timeout = 60,
   }
   if result.code ~= 0 then
     error(("exit %s\n%s%s"):format(tostring(result.code), result.stdout, result.stderr), 0)
@@ -115,7 +123,7 @@ for _, page in ipairs(pages()) do
     for _, block in ipairs(blocks(page)) do
       local run = RUN[block.tag]
       if run then
-        it(("line %d: %s"):format(block.line, block.tag), function() run(block) end)
+        it(("line %d: %s"):format(block.line, block.tag), function() run(block, page) end)
       end
     end
 
