@@ -16,7 +16,7 @@ static void note(found *f, mem_item *i, uint64_t after) {
         f->list = realloc(f->list, f->capacity * sizeof *f->list);
         if (!f->list) abort();
     }
-    f->list[f->count++] = (mw_entry){.position = i->seq, .msg = i->msg, .due_ms = i->due_ms};
+    f->list[f->count++] = (mw_entry){.position = i->seq, .msg = i->msg, .due_ms = mem_item_due_ms(i)};
 }
 
 static void note_list(found *f, const mem_list *l, uint64_t after) {
@@ -24,7 +24,10 @@ static void note_list(found *f, const mem_list *l, uint64_t after) {
 }
 
 static void note_group(found *f, mem_group *g, uint64_t after) {
-    for (int p = 0; p <= MW_PRIORITY_MAX; p++) note_list(f, &g->ready[p], after);
+    for (int p = 0; p <= MW_PRIORITY_MAX; p++) {
+        note_list(f, &g->ready[p], after);
+        note_list(f, &g->late[p], after);
+    }
     note_list(f, &g->delayed, after);
     uint32_t at = 0;
     for (mem_list *l; (l = mw_map_next(&g->parked, &at, NULL));) note_list(f, l, after);
@@ -92,7 +95,7 @@ static bool remove_from(mem_list *l, uint64_t seq) {
 
 static bool remove_item(mem_group *g, uint64_t seq) { /* what is handed out is left to its consumer */
     for (int p = 0; p <= MW_PRIORITY_MAX; p++)
-        if (remove_from(&g->ready[p], seq)) return true;
+        if (remove_from(&g->ready[p], seq) || remove_from(&g->late[p], seq)) return true;
     if (remove_from(&g->delayed, seq)) return true;
     uint32_t at = 0;
     for (mem_list *l; (l = mw_map_next(&g->parked, &at, NULL));)
