@@ -34,8 +34,8 @@ local function release(run, letter)
   end
 end
 
--- The keys go first, in the order in which the broker takes them: when the removal is confirmed, both are durable, and a
--- crash in between leaves a letter that can be purged again instead of a key that nobody can release any more.
+-- The keys go first, and the broker takes them in that order: when the removal is confirmed, both are durable, and a
+-- crash in between leaves a letter that can be purged again instead of a key that nobody can release.
 local function remove_page(run, page)
   if #page == 0 then return end
   local positions = {}
