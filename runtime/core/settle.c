@@ -75,9 +75,9 @@ static void submit_ack(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
     if (d->dedupe_key) {
         if (d->dead_letter)
-            mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+            mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
         else
-            mw_link_done(p->spec.dedupe, d->dedupe_key, d->dedupe_len, p->spec.dedupe_ttl_ms);
+            mw_link_done(d->dedupe, d->dedupe_key, d->dedupe_len, p->spec.dedupe_ttl_ms);
     }
     submit(d);
 }
@@ -129,7 +129,7 @@ void mw_settle_ack(mw_delivery *d) {
 
 static void discard(mw_delivery *d) { /* fenced: somebody else has the message now */
     mw_pipeline *p = d->pipeline;
-    if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+    if (d->dedupe_key) mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
     if (d->marked) mw_source_mark(&p->source, d->lane_key, MW_MARK_NONE); /* it never stood at the broker */
     mw_lane_leave(d);
     mw_delivery_free(d);
@@ -210,7 +210,7 @@ void mw_settle_retry(mw_delivery *d, int64_t delay_ms, bool counted, mw_text *er
     d->error = mw_text_ref(error);
     if (!d->first_error) d->first_error = mw_text_ref(error);
     if (d->dedupe_key) {
-        mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+        mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
         free(d->dedupe_key);
         d->dedupe_key = NULL;
     }

@@ -54,6 +54,9 @@ static mw_delivery *begin(mw_pipeline *p) {
     p->ready_count--;
     d->state = MW_D_RUNNING;
     d->deadline = mw_loop_mono_ms(p->loop) + (uint64_t)p->spec.timeout_ms;
+    d->taker = p->events.owner;
+    d->running = p->events.running;
+    if (d->running) ++*d->running;
     if (p->driver->begin) p->driver->begin(p->sub, d->tag, d->unit);
     return d;
 }
@@ -86,6 +89,8 @@ void mw_delivery_end_run(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
     if (d->counted) p->running--;
     d->counted = false;
+    if (d->running) --*d->running;
+    d->running = NULL;
     if (d->expired) mw_list_remove(&p->expired, d);
     d->expired = false;
     mw_timer_stop(&d->timer);
@@ -97,7 +102,7 @@ static void deadline_passed(mw_timer *t) {
     mw_delivery *d = mw_container_of(t, mw_delivery, timer);
     d->expired = true;
     mw_list_push(&d->pipeline->expired, d);
-    d->pipeline->events.expired(d->pipeline->events.owner, d->pipeline);
+    d->pipeline->events.expired(d->taker, d->pipeline);
 }
 
 bool mw_delivery_wait(mw_delivery *d) {
@@ -108,8 +113,9 @@ bool mw_delivery_wait(mw_delivery *d) {
     return true;
 }
 
-mw_delivery *mw_pipeline_expired(mw_pipeline *p) {
+mw_delivery *mw_pipeline_expired(mw_pipeline *p, const void *owner) {
     mw_delivery *d = p->expired.first;
+    while (d && d->taker != owner) d = d->next;
     if (!d) return NULL;
     mw_list_remove(&p->expired, d);
     d->expired = false;

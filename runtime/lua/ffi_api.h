@@ -17,7 +17,9 @@ struct mw_browsing;
 struct mw_delivery *mw_pipeline_take(struct mw_pipeline *p);
 uint32_t mw_pipeline_take_batch(struct mw_pipeline *p, struct mw_delivery **out, uint32_t max);
 struct mw_delivery *mw_pipeline_unkeyed(struct mw_pipeline *p);
-struct mw_delivery *mw_pipeline_expired(struct mw_pipeline *p);
+struct mw_delivery *mw_pipeline_expired(struct mw_pipeline *p, const void *owner);
+bool mw_vm_retired(
+    const struct mw_vm *vm); /* a newer generation takes the messages; what runs here may end */
 void mw_pipeline_budget(struct mw_pipeline *p, uint32_t messages);
 bool mw_pipeline_more(const struct mw_pipeline *p);
 void mw_delivery_no_lane(struct mw_delivery *d, const char *reason, size_t reason_len);
@@ -91,7 +93,6 @@ int mw_vm_declare(struct mw_link *l, const char *channel, int64_t retain_age_ms,
                   mw_failure *e);
 int mw_vm_pipeline_check(const mw_pipeline_spec *spec, mw_failure *e);
 struct mw_pipeline *mw_vm_pipeline(struct mw_vm *vm, const mw_pipeline_spec *spec, mw_failure *e);
-int mw_vm_pipeline_start(struct mw_pipeline *p, mw_failure *e);
 void mw_pipeline_counters(const struct mw_pipeline *p, mw_counters *out);
 uint32_t mw_pipeline_in_flight(const struct mw_pipeline *p);
 uint32_t mw_pipeline_running(const struct mw_pipeline *p);

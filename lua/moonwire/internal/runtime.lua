@@ -73,7 +73,10 @@ end
 
 local function tick()
   complete()
-  for i = 1, #M.pipelines do dispatch(M.pipelines[i]) end
+  local retired = C.mw_vm_retired(vm)
+  for i = 1, #M.pipelines do
+    if retired then M.pipelines[i].expire() else dispatch(M.pipelines[i]) end
+  end
 end
 
 core.set_tick(tick)

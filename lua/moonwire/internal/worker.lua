@@ -103,7 +103,7 @@ end
 local function expire(p)
   return function()
     while true do
-      local d = C.mw_pipeline_expired(p.handle)
+      local d = C.mw_pipeline_expired(p.handle, wait.vm)
       if d == nil then return end
       for task in pairs(p.all) do
         if task.delivery == d then
