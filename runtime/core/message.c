@@ -7,20 +7,23 @@
 
 #include "base/hash.h"
 
-struct mw_message { /* 48 bytes; the bytes follow: id, key, type, headers, then the body unless borrowed */
+struct mw_message { /* 28 bytes; the bytes follow: id, key, type, headers, then the body unless borrowed */
+    int64_t time_ms;
     uint32_t refs;
     uint32_t body_len, key_len, headers_len;
     uint8_t id_len, type_len, priority;
     bool has_key : 1, borrowed : 1;
-    int64_t time_ms;
-    const char *body;
     char bytes[];
 };
+enum { RECORD = offsetof(mw_message, bytes) };
 
 typedef struct mw_loan { /* stands right in front of a borrowed message */
     void (*release)(void *owner);
     void *owner;
+    const char *body;
 } mw_loan;
+
+static mw_loan *loan_of(const mw_message *m) { return (mw_loan *)(uintptr_t)m - 1; }
 
 int mw_message_check(const mw_parts *p, mw_error *e) {
     if (p->body_len > MW_BODY_MAX)
@@ -51,26 +54,22 @@ static char *append(char *at, const char *data, size_t len) {
 }
 
 static mw_message *build(void *space, const mw_parts *p, bool borrowed) {
-    mw_message *m = space;
-    *m = (mw_message){.refs = 1,
-                      .body_len = (uint32_t)p->body_len,
-                      .key_len = p->has_key ? (uint32_t)p->key_len : 0,
-                      .headers_len = (uint32_t)p->headers_len,
-                      .id_len = (uint8_t)p->id_len,
-                      .type_len = (uint8_t)p->type_len,
-                      .priority = p->priority,
-                      .has_key = p->has_key,
-                      .borrowed = borrowed,
-                      .time_ms = p->time_ms,
-                      .body = p->body};
+    mw_message *m = space; /* not assigned as a whole: its padding would reach into the bytes */
+    m->time_ms = p->time_ms;
+    m->refs = 1;
+    m->body_len = (uint32_t)p->body_len;
+    m->key_len = p->has_key ? (uint32_t)p->key_len : 0;
+    m->headers_len = (uint32_t)p->headers_len;
+    m->id_len = (uint8_t)p->id_len;
+    m->type_len = (uint8_t)p->type_len;
+    m->priority = p->priority;
+    m->has_key = p->has_key;
+    m->borrowed = borrowed;
     char *at = append(m->bytes, p->id, p->id_len);
     at = append(at, p->key, m->key_len);
     at = append(at, p->type, p->type_len);
     at = append(at, p->headers, p->headers_len);
-    if (!borrowed) {
-        m->body = at;
-        append(at, p->body, p->body_len);
-    }
+    if (!borrowed) append(at, p->body, p->body_len);
     return m;
 }
 
@@ -79,15 +78,15 @@ static size_t meta_size(const mw_parts *p) {
 }
 
 mw_message *mw_message_new(const mw_parts *p) {
-    void *space = malloc(sizeof(mw_message) + meta_size(p) + p->body_len);
+    void *space = malloc(RECORD + meta_size(p) + p->body_len);
     if (!space) abort();
     return build(space, p, false);
 }
 
 mw_message *mw_message_borrow(const mw_parts *p, void (*release)(void *owner), void *owner) {
-    mw_loan *loan = malloc(sizeof *loan + sizeof(mw_message) + meta_size(p));
+    mw_loan *loan = malloc(sizeof *loan + RECORD + meta_size(p));
     if (!loan) abort();
-    *loan = (mw_loan){release, owner};
+    *loan = (mw_loan){release, owner, p->body};
     return build(loan + 1, p, true);
 }
 
@@ -102,14 +101,14 @@ void mw_message_unref(mw_message *m) {
         free(m);
         return;
     }
-    mw_loan *loan = (mw_loan *)(void *)m - 1;
+    mw_loan *loan = loan_of(m);
     loan->release(loan->owner);
     free(loan);
 }
 
 void mw_message_parts(const mw_message *m, mw_parts *out) {
-    const char *key = m->bytes + m->id_len, *type = key + m->key_len;
-    *out = (mw_parts){.body = m->body,
+    const char *key = m->bytes + m->id_len, *type = key + m->key_len, *headers = type + m->type_len;
+    *out = (mw_parts){.body = m->borrowed ? loan_of(m)->body : headers + m->headers_len,
                       .body_len = m->body_len,
                       .key = key,
                       .key_len = m->key_len,
@@ -118,14 +117,14 @@ void mw_message_parts(const mw_message *m, mw_parts *out) {
                       .id_len = m->id_len,
                       .type = type,
                       .type_len = m->type_len,
-                      .headers = type + m->type_len,
+                      .headers = headers,
                       .headers_len = m->headers_len,
                       .priority = m->priority,
                       .time_ms = m->time_ms};
 }
 
 size_t mw_message_size(const mw_message *m) {
-    return sizeof *m + m->body_len + m->key_len + m->headers_len + m->id_len + m->type_len;
+    return RECORD + m->body_len + m->key_len + m->headers_len + m->id_len + m->type_len;
 }
 
 uint64_t mw_message_lane(const mw_message *m) {

@@ -25,6 +25,7 @@ static bool still_ours(mw_delivery *d) {
     if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
     mw_lane_leave(d);
     mw_delivery_free(d);
+    mw_source_maybe_resume(p);
     return false;
 }
 
@@ -82,6 +83,7 @@ void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason,
     d->dead_letter = true;
     if (d->lane_key && p->spec.on_dead != MW_DEAD_CONTINUE) {
         d->mark = p->spec.on_dead == MW_DEAD_HOLD_KEY ? MW_MARK_HOLD : MW_MARK_DEAD;
+        d->marked = !mw_map_get(&p->marks, d->lane_key);
         mw_lane_mark(p, d->lane_key, (mw_mark)d->mark);
     }
     mw_delivery_log(MW_ERROR, "dead letter", d);

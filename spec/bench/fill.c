@@ -27,7 +27,8 @@ double mw_bench_now(bool cpu) {
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* ---- messages: an order in JSON, padded to `body` bytes, a UUID-sized id, `keys` keys in turn (0: none) ---- */
+/* ---- messages: an order in JSON, padded to `body` bytes, a UUID-sized id, `keys` keys in turn (0: none)
+ * ---- */
 
 static mw_message *make(uint32_t n, uint32_t keys, uint32_t body) {
     static unsigned long long process; /* no two processes make the same ids */
@@ -36,10 +37,11 @@ static mw_message *make(uint32_t n, uint32_t keys, uint32_t body) {
     if (body >= sizeof text) body = sizeof text - 1;
     int id_len = snprintf(id, sizeof id, "%08x-%04x-7000-8000-%012llx", n, n >> 16, process);
     int key_len = keys ? snprintf(key, sizeof key, "customer-%05u", n % keys) : 0;
-    int used = snprintf(text, sizeof text,
-                        body < 64 ? "{\"number\":%u}"
-                                  : "{\"number\":%u,\"total\":129.95,\"customer\":{\"id\":\"c-%05u\"},\"note\":\"",
-                        n, n % 1000);
+    int used =
+        snprintf(text, sizeof text,
+                 body < 64 ? "{\"number\":%u}"
+                           : "{\"number\":%u,\"total\":129.95,\"customer\":{\"id\":\"c-%05u\"},\"note\":\"",
+                 n, n % 1000);
     size_t len = (size_t)used;
     if (body >= 64) {
         while (len + 2 < body) text[len++] = 'x';

@@ -1,8 +1,7 @@
-/* launch.c - starts a command, waits for a line of its output, and says how long that took and what memory the
- * process has.
- *   launch COUNT IDLE-MS MARKER COMMAND...
- * COUNT times: from just before posix_spawn to the moment MARKER is read from its stdout or stderr. IDLE-MS later
- * its memory is read; then it gets TERM. One JSON object a start. */
+/* launch.c - starts a command, waits for a line of its output, and says how long that took and what memory
+ * the process has. launch COUNT IDLE-MS MARKER COMMAND... COUNT times: from just before posix_spawn to the
+ * moment MARKER is read from its stdout or stderr. IDLE-MS later its memory is read; then it gets TERM. One
+ * JSON object a start. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -92,7 +91,8 @@ static long cpu_ms(pid_t pid) {
     unsigned long user = 0, system = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     FILE *f = fopen(path, "r");
-    if (!f || fscanf(f, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2)
+    if (!f ||
+        fscanf(f, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2)
         user = system = 0;
     if (f) fclose(f);
     return (long)(user + system) * 1000 / sysconf(_SC_CLK_TCK);

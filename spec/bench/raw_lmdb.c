@@ -1,8 +1,8 @@
-/* raw_lmdb.c - the floor under the embedded broker: the least that LMDB must do for a message. A row of `body`
- * bytes and an index row with an 18-byte key are put, and later both deleted, `put` and `delete` messages to a
- * synced commit.
- *   raw_lmdb FOLDER MESSAGES PUTS-PER-COMMIT DELETES-PER-COMMIT BODY   -> seconds, wall and CPU, as JSON
- *   raw_lmdb FILE                                                      -> how often it was committed to */
+/* raw_lmdb.c - the floor under the embedded broker: the least that LMDB must do for a message. A row of
+ * `body` bytes and an index row with an 18-byte key are put, and later both deleted, `put` and `delete`
+ * messages to a synced commit. raw_lmdb FOLDER MESSAGES PUTS-PER-COMMIT DELETES-PER-COMMIT BODY   -> seconds,
+ * wall and CPU, as JSON raw_lmdb FILE                                                      -> how often it
+ * was committed to */
 #include <lmdb.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -55,8 +55,8 @@ static void delete_one(MDB_txn *t, uint64_t n, MDB_val *body) {
     check(mdb_del(t, places, &k.place_key, NULL), "delete");
 }
 
-static void each(uint64_t count, uint64_t per_commit, void (*one)(MDB_txn *, uint64_t, MDB_val *), MDB_val *body,
-                 const char *name) {
+static void each(uint64_t count, uint64_t per_commit, void (*one)(MDB_txn *, uint64_t, MDB_val *),
+                 MDB_val *body, const char *name) {
     double wall = now(CLOCK_MONOTONIC), cpu = now(CLOCK_PROCESS_CPUTIME_ID);
     for (uint64_t n = 0; n < count;) {
         MDB_txn *t;

@@ -91,7 +91,7 @@ function M.check(given, rules, where, problems, prefix)
       local ok, expected, hint = kinds[rule.kind](value, rule)
       if not ok then
         problem(field, ("%s must be %s, got %s%s"):format(shown, expected, describe(value), hint or ""))
-        copy[field] = rule.default -- the checks that follow can count on it
+        copy[field] = rule.default -- so that the rest can still be checked
       else
         copy[field] = value
       end

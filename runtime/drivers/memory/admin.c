@@ -16,7 +16,7 @@ static void note(found *f, mem_item *i, uint64_t after) {
         f->list = realloc(f->list, f->capacity * sizeof *f->list);
         if (!f->list) abort();
     }
-    f->list[f->count++] = (mw_entry){.position = i->seq, .msg = i->msg, .due_ms = i->due_ms};
+    f->list[f->count++] = (mw_entry){.position = i->seq, .msg = i->msg, .due_ms = mem_item_due_ms(i)};
 }
 
 static void note_list(found *f, const mem_list *l, uint64_t after) {
@@ -24,7 +24,10 @@ static void note_list(found *f, const mem_list *l, uint64_t after) {
 }
 
 static void note_group(found *f, mem_group *g, uint64_t after) {
-    for (int p = 0; p <= MW_PRIORITY_MAX; p++) note_list(f, &g->ready[p], after);
+    for (int p = 0; p <= MW_PRIORITY_MAX; p++) {
+        note_list(f, &g->ready[p], after);
+        note_list(f, &g->late[p], after);
+    }
     note_list(f, &g->delayed, after);
     uint32_t at = 0;
     for (mem_list *l; (l = mw_map_next(&g->parked, &at, NULL));) note_list(f, l, after);
@@ -92,7 +95,7 @@ static bool remove_from(mem_list *l, uint64_t seq) {
 
 static bool remove_item(mem_group *g, uint64_t seq) { /* what is handed out is left to its consumer */
     for (int p = 0; p <= MW_PRIORITY_MAX; p++)
-        if (remove_from(&g->ready[p], seq)) return true;
+        if (remove_from(&g->ready[p], seq) || remove_from(&g->late[p], seq)) return true;
     if (remove_from(&g->delayed, seq)) return true;
     uint32_t at = 0;
     for (mem_list *l; (l = mw_map_next(&g->parked, &at, NULL));)
@@ -114,10 +117,10 @@ void mem_remove(mw_conn *conn, const mw_removal *x) {
         for (mem_group *g = c->log ? c->log : c->groups; g; g = g->next)
             any = remove_item(g, x->positions[i]) || any;
         r->removed += any;
+        if (any && i < x->publish_count)
+            mem_publish(mem_channel_get(r->conn->broker, x->publish[i].channel), x->publish[i].msg,
+                        x->publish[i].delay_ms);
     }
-    for (size_t i = 0; i < x->publish_count; i++)
-        mem_publish(mem_channel_get(r->conn->broker, x->publish[i].channel), x->publish[i].msg,
-                    x->publish[i].delay_ms);
     mw_defer(r->conn->broker->loop, &r->later, removed_now);
 }
 

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { SLAB = 256 };
+
 static mem_broker *brokers;
 
 /* ---- lists ---- */
@@ -61,20 +63,30 @@ void mem_item_ready(mem_item *i) {
     mem_group_wake(i->group);
 }
 
+/* What was delayed has no place among the others that it must take (a retry that holds its lane is never
+ * delayed here), so it need not be searched for: many may fall due at once. */
 static void due(mw_timer *t) {
     mem_item *i = mw_container_of(t, mem_item, timer);
     mem_item_detach(i);
-    i->due_ms = 0;
-    mem_item_ready(i);
+    i->state = MEM_READY;
+    i->late = true;
+    mem_list_append(&i->group->late[priority_of(i)], i);
+    i->group->ready_count++;
+    mem_group_wake(i->group);
 }
 
 void mem_item_delay(mem_item *i, int64_t delay_ms) {
     mw_loop *loop = i->group->channel->broker->loop;
     i->state = MEM_DELAYED;
-    i->due_ms = mw_loop_wall_ms(loop) + delay_ms;
     mem_list_append(&i->group->delayed, i);
     i->group->delayed_count++;
     mw_timer_start(loop, &i->timer, delay_ms, due);
+}
+
+int64_t mem_item_due_ms(const mem_item *i) {
+    mw_loop *loop = i->group->channel->broker->loop;
+    if (i->state != MEM_DELAYED) return 0;
+    return mw_loop_wall_ms(loop) + (int64_t)(i->timer.at - mw_loop_mono_ms(loop));
 }
 
 void mem_item_park(mem_item *i, uint64_t lane) {
@@ -93,7 +105,8 @@ void mem_item_detach(mem_item *i) {
     mem_group *g = i->group;
     switch ((mem_state)i->state) {
     case MEM_READY:
-        mem_list_remove(&g->ready[priority_of(i)], i);
+        mem_list_remove(i->late ? &g->late[priority_of(i)] : &g->ready[priority_of(i)], i);
+        i->late = false;
         g->ready_count--;
         break;
     case MEM_DELAYED:
@@ -106,6 +119,7 @@ void mem_item_detach(mem_item *i) {
         mem_list_remove(l, i);
         g->parked_count--;
         if (!l->first) free(mw_map_remove(&g->parked, i->lane));
+        i->timer = (mw_timer){0};
         break;
     }
     case MEM_OUT: break;
@@ -113,17 +127,29 @@ void mem_item_detach(mem_item *i) {
 }
 
 void mem_item_free(mem_item *i) {
+    mem_broker *b = i->group->channel->broker;
     mw_message_unref(i->msg);
     mw_text_unref(i->first_error);
-    free(i);
+    i->next = b->free_items;
+    b->free_items = i;
+}
+
+static void add_slab(mem_broker *b) {
+    mem_item *slab = malloc(SLAB * sizeof *slab);
+    if (!slab) abort();
+    mw_buf_add(&b->slabs, &slab, sizeof slab);
+    for (int i = SLAB - 1; i >= 0; i--) {
+        slab[i].next = b->free_items;
+        b->free_items = &slab[i];
+    }
 }
 
 static mem_item *new_item(mem_group *g, mw_message *m, uint64_t seq) {
-    mem_item *i = calloc(1, sizeof *i);
-    if (!i) abort();
-    i->group = g;
-    i->msg = mw_message_ref(m);
-    i->seq = seq;
+    mem_broker *b = g->channel->broker;
+    if (!b->free_items) add_slab(b);
+    mem_item *i = b->free_items;
+    b->free_items = i->next;
+    *i = (mem_item){.group = g, .msg = mw_message_ref(m), .seq = seq};
     return i;
 }
 
@@ -173,7 +199,7 @@ static void adopt_list(mem_group *g, const mem_list *l) {
     for (mem_item *i = l->first; i; i = i->next) {
         mem_item *copy = new_item(g, i->msg, i->seq);
         if (i->state == MEM_DELAYED && !i->failures)
-            mem_item_delay(copy, i->due_ms - mw_loop_wall_ms(g->channel->broker->loop));
+            mem_item_delay(copy, mem_item_due_ms(i) - mw_loop_wall_ms(g->channel->broker->loop));
         else
             mem_item_ready(copy);
     }
@@ -182,14 +208,17 @@ static void adopt_list(mem_group *g, const mem_list *l) {
 static void free_list(mem_list *l) {
     for (mem_item *i; (i = l->first);) {
         mem_list_remove(l, i);
-        mw_timer_stop(&i->timer);
+        if (i->state == MEM_DELAYED) mw_timer_stop(&i->timer);
         mem_item_free(i);
     }
 }
 
 static void free_group(mem_group *g) {
     mw_deferred_cancel(g->channel->broker->loop, &g->pump);
-    for (int p = 0; p <= MW_PRIORITY_MAX; p++) free_list(&g->ready[p]);
+    for (int p = 0; p <= MW_PRIORITY_MAX; p++) {
+        free_list(&g->ready[p]);
+        free_list(&g->late[p]);
+    }
     free_list(&g->delayed);
     uint32_t at = 0;
     for (mem_list *l; (l = mw_map_next(&g->parked, &at, NULL));) {
@@ -209,7 +238,10 @@ mem_group *mem_group_get(mem_channel *c, const char *name, bool from_start) {
     mem_group *g = *at = new_group(c, name);
     mem_group *from = c->log ? c->log : c->groups;
     if (from_start && from != g) {
-        for (int p = 0; p <= MW_PRIORITY_MAX; p++) adopt_list(g, &from->ready[p]);
+        for (int p = 0; p <= MW_PRIORITY_MAX; p++) {
+            adopt_list(g, &from->ready[p]);
+            adopt_list(g, &from->late[p]);
+        }
         adopt_list(g, &from->delayed);
     }
     if (c->log) free_group(c->log);
@@ -276,5 +308,7 @@ void mem_broker_release(mem_broker *b) {
     for (void *r; (r = mw_map_next(&b->records, &i, NULL));) free(r);
     mw_map_free(&b->channels);
     mw_map_free(&b->records);
+    for (size_t k = 0; k < b->slabs.len / sizeof(void *); k++) free(((mem_item **)(void *)b->slabs.data)[k]);
+    mw_buf_free(&b->slabs);
     free(b);
 }

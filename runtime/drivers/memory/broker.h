@@ -2,6 +2,7 @@
  * A message published to a channel becomes one item per group; a channel without groups keeps its items in
  * `log` until the first group takes them over. Loop thread only. */
 #pragma once
+#include "base/buf.h"
 #include "base/hash.h"
 #include "core/acks.h"
 #include "core/driver.h"
@@ -14,18 +15,19 @@ typedef struct mem_sub mem_sub;
 
 typedef enum { MEM_READY, MEM_DELAYED, MEM_PARKED, MEM_OUT } mem_state;
 
-struct mem_item {
+struct mem_item {          /* a million retries may wait here: every byte counts */
     mem_item *next, *prev; /* in the ready list of its priority, its parked list, or its subscription's */
     mem_group *group;
     mw_message *msg;
     uint64_t seq;
-    mw_timer timer; /* while delayed */
+    union {
+        mw_timer timer; /* while delayed */
+        uint64_t lane;  /* while parked: the one it was parked under */
+    };
     mw_text *first_error;
-    uint64_t lane; /* the one it was parked under */
-    int64_t due_ms;
     uint32_t failures; /* attempts that ended badly */
     uint8_t state;
-    bool begun : 1, done : 1;
+    bool begun : 1, done : 1, late : 1;
 };
 
 typedef struct mem_list {
@@ -35,7 +37,9 @@ typedef struct mem_list {
 struct mem_group {
     mem_group *next;
     mem_channel *channel;
-    mem_list ready[MW_PRIORITY_MAX + 1];
+    mem_list ready[MW_PRIORITY_MAX + 1]; /* by sequence */
+    mem_list
+        late[MW_PRIORITY_MAX + 1]; /* ready, too: what was delayed, in the order it fell due; goes first */
     mem_list delayed;
     mw_map parked; /* lane -> mem_list */
     mw_map marks;  /* lane -> mw_mark */
@@ -65,6 +69,8 @@ struct mem_broker {
     mw_loop *loop;
     mw_map channels; /* hash of the name -> mem_channel */
     mw_map records;  /* dedupe: hash of the key -> record */
+    mw_buf slabs;    /* of mem_item *: items come from these, and go back to free_items */
+    mem_item *free_items;
     mem_faults faults;
     bool kept;
     char name[];
@@ -86,6 +92,7 @@ void mem_item_delay(mem_item *i, int64_t delay_ms); /* likewise */
 void mem_item_park(mem_item *i, uint64_t lane);     /* likewise */
 void mem_item_detach(mem_item *i); /* out of whatever list it stands in; MEM_OUT ones belong to their sub */
 void mem_item_free(mem_item *i);   /* detached */
+int64_t mem_item_due_ms(const mem_item *i); /* wall ms it is delayed until, or 0 */
 void mem_group_unpark(mem_group *g, uint64_t lane);
 void mem_group_mark(mem_group *g, uint64_t lane, mw_mark mark);
 bool mem_group_holds_back(mem_group *g, const mem_item *i); /* older ones of its lane are parked */

@@ -90,10 +90,18 @@ static void send(mem_sub *s, mem_item *i, mw_incoming *in) {
                         .first_error = mw_text_ref(i->first_error)};
 }
 
+static mem_item *first_free(mem_group *g, const mem_list *l) {
+    mem_item *i = l->first;
+    while (i && mem_group_holds_back(g, i)) i = i->next;
+    return i;
+}
+
 static mem_item *next_ready(mem_group *g, uint64_t *held) {
-    for (int p = MW_PRIORITY_MAX; p >= 0 && g->ready_count > *held; p--)
-        for (mem_item *i = g->ready[p].first; i; i = i->next)
-            if (!mem_group_holds_back(g, i)) return i;
+    for (int p = MW_PRIORITY_MAX; p >= 0 && g->ready_count > *held; p--) {
+        mem_item *i = first_free(g, &g->late[p]);
+        if (!i) i = first_free(g, &g->ready[p]);
+        if (i) return i;
+    }
     *held = g->ready_count;
     return NULL;
 }
