@@ -16,12 +16,6 @@ M.scale = tonumber(os.getenv "MW_SCALE") or 1
 M.late = (os.getenv "MOONWIRE_BIN" or ""):find "asan" and 3 or 1
 
 local binary = os.getenv "MOONWIRE_BIN"
-local root = os.getenv "MOONWIRE_ROOT"
-
-local function worker_argv(dir)
-  if core.source "lua/moonwire/cli/run.lua" then return { binary, "run", dir } end
-  return { binary, "lua", root .. "/spec/support/worker.lua", dir }
-end
 
 local last = 0
 
@@ -84,7 +78,7 @@ function Inside:fenced() return self.app:status()[1].fenced end -- luacheck: ign
 
 function Outside.start(self, dir)
   local log = dir .. "/log"
-  local child = process.spawn { worker_argv(dir), env = { BROKER_URL = self.url }, stdout = log, stderr = log }
+  local child = process.spawn { { binary, "run", dir }, env = { BROKER_URL = self.url }, stdout = log, stderr = log }
   return setmetatable({ child = child, log = log }, Outside)
 end
 

@@ -6,7 +6,7 @@ local M = {}
 local MAIN = [[
 local mw = require "moonwire"
 local broker = mw.connect(mw.env "BROKER_URL")
-mw.settings { drain = 10 }
+mw.settings { drain = %g }
 mw.pipeline "p" {
   from = broker:channel "in",
   handler = "handlers.p",
@@ -40,10 +40,10 @@ function M.write(path, text)
   file:close()
 end
 
--- given: { settings =, handler =, more = (text after the pipeline), files = { [path] = text } }
+-- given: { settings =, handler =, more = (text after the pipeline), files = { [path] = text }, drain = seconds }
 function M.make(dir, given, trace_path, worker)
   process.run { "mkdir", "-p", dir .. "/handlers", dir .. "/schemas" }
-  M.write(dir .. "/moonwire.lua", MAIN:format(given.settings or "", given.more or ""))
+  M.write(dir .. "/moonwire.lua", MAIN:format(given.drain or 10, given.settings or "", given.more or ""))
   M.write(dir .. "/trace.lua", TRACE:format(trace_path, worker or "w"))
   M.write(dir .. "/handlers/p.lua", HANDLER:format(given.handler))
   for path, text in pairs(given.files or {}) do M.write(dir .. "/" .. path, text) end

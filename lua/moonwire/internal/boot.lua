@@ -139,8 +139,11 @@ end
 return function(options)
   if options.jit == "off" then jit.off() end
   jit.opt.start("maxtrace=4000", "maxmcode=16384")
-  local overrides
-  if options.broker then overrides = { BROKER_URL = options.broker } end
+  local overrides = { BROKER_URL = options.broker }
+  for name, value in pairs(options) do -- only plain values cross from one state to another
+    local variable = type(name) == "string" and name:match "^env%.(.+)$"
+    if variable then overrides[variable] = value end
+  end
   local read = project.read(options.dir, { rewrite = options.rewrite, overrides = overrides })
   if #read.problems > 0 then return nil, table.concat(read.problems, "\n") end
   if options.check then return true, #read.pipelines end

@@ -53,7 +53,7 @@ function kinds.choice(value, rule)
   end
   local near = type(value) == "string" and nearest(value, rule.of)
   local list = '"' .. table.concat(rule.of, '", "') .. '"'
-  return false, "one of " .. list .. (near and ("; did you mean %q?"):format(near) or "")
+  return false, "one of " .. list, near and ("; did you mean %q?"):format(near)
 end
 
 function kinds.any() return true end
@@ -88,9 +88,9 @@ function M.check(given, rules, where, problems, prefix)
       problem(field, ("unknown field %q%s"):format(shown, near and ("; did you mean %q?"):format(near)
         or "; known are " .. table.concat(names, ", ")))
     else
-      local ok, expected = kinds[rule.kind](value, rule)
+      local ok, expected, hint = kinds[rule.kind](value, rule)
       if not ok then
-        problem(field, ("%s must be %s, got %s"):format(shown, expected, describe(value)))
+        problem(field, ("%s must be %s, got %s%s"):format(shown, expected, describe(value), hint or ""))
         copy[field] = rule.default -- so that the rest can still be checked
       else
         copy[field] = value

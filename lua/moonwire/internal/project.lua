@@ -102,13 +102,27 @@ local function resolve(url, dir)
   return path and "embedded:" .. folder .. "/" .. path or url
 end
 
+--- For specs: every broker of the project becomes one of its own, named after `prefix` and its place.
+local function rewriter(prefix)
+  local known, count = {}, 0
+  return function(url)
+    if not known[url] then
+      count = count + 1
+      known[url] = count == 1 and prefix or ("%s.%d"):format(prefix, count)
+    end
+    return known[url]
+  end
+end
+
+--- Called as the tail of mw.connect, so that level 2 is the line of the user.
 local function connect(self, url)
-  if type(url) ~= "string" then error("mw.connect: expected a broker URL, such as embedded:data", 3) end
+  if type(url) ~= "string" then error("mw.connect: expected a broker URL, such as embedded:data", 2) end
   local failure = ffi.new "mw_failure"
-  if self.rewrite then url = self.rewrite end
+  local given = url
+  if self.rewrite then url = self.rewritten(url) end
   local link = C.mw_vm_link(wait.vm, resolve(url, self.dir), failure)
-  if link == nil then error("mw.connect: " .. ffi.string(failure.text), 3) end
-  local connection = setmetatable({ url = url, link = link, project = self }, Connection)
+  if link == nil then error("mw.connect: " .. ffi.string(failure.text), 2) end
+  local connection = setmetatable({ url = url, given = given, link = link, project = self }, Connection)
   self.connections[#self.connections + 1] = connection
   return connection
 end
@@ -161,6 +175,7 @@ local function dedupe_of(self, p, settings, from)
   end
   if store == "memory" then store = "memory:moonwire-dedupe" end
   if type(store) == "string" then
+    if self.rewrite then store = self.rewritten(store) end
     local failure = ffi.new "mw_failure"
     d.link = C.mw_vm_link(wait.vm, resolve(store, self.dir), failure)
     if d.link == nil then complain(self, p, "store", "dedupe.store: " .. ffi.string(failure.text)) return nil end
@@ -282,7 +297,7 @@ function M.read(dir, options)
   options = options or {}
   local self = {
     dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {}, pipelines = {},
-    by_name = {}, declared = {}, settings = { drain = 25 },
+    by_name = {}, declared = {}, settings = { drain = 25 }, rewritten = options.rewrite and rewriter(options.rewrite),
   }
   local mw
   self.sandbox = sandbox.new(dir, function(name)

@@ -63,7 +63,7 @@ static void browse_now(mw_deferred *d) {
     uint64_t last = c->next_seq - 1;
     if (!r->browse.newest) {
         for (mem_group *g = c->log ? c->log : c->groups; g; g = g->next) note_group(&f, g, r->browse.after);
-        qsort(f.list, f.count, sizeof *f.list, by_position);
+        if (f.count) qsort(f.list, f.count, sizeof *f.list, by_position); /* not of NULL */
         size_t kept = 0; /* the same message stands in several groups */
         for (size_t i = 0; i < f.count; i++)
             if (!kept || f.list[kept - 1].position != f.list[i].position) f.list[kept++] = f.list[i];

@@ -1,0 +1,190 @@
+-- The embedded store when it cannot write, or when its files are not what they should be.
+local broker = require "spec.support.broker"
+local clock = require "spec.support.wait"
+local process = require "spec.support.process"
+local project = require "spec.support.project"
+local C = require "moonwire.internal.cdef"
+
+local binary = os.getenv "MOONWIRE_BIN"
+local late = binary:find "asan" and 3 or 1
+
+C.mw_log_setup(0, 4)
+
+local HANDLER = [[function M.handle(msg) trace("done", msg) end]]
+
+local function worker(dir, url, given)
+  local trace = project.trace(dir .. "/trace")
+  project.make(dir .. "/project", given or { handler = HANDLER }, trace.path)
+  local child = process.spawn { { binary, "run", dir .. "/project" }, env = { BROKER_URL = url } }
+  return child, trace
+end
+
+local function publish(url, id, body)
+  return process.run { { binary, "publish", "--broker", url, "in", "--id", id, "--file", "-" }, stdin = body }
+end
+
+-- Publishes through the CLI until the store refuses; how many it took, and what it said then.
+local function fill(url, size, most)
+  local body = ("x"):rep(size)
+  for i = 1, most do
+    local result = publish(url, "m" .. i, body)
+    if result.code ~= 0 then return i - 1, result end
+  end
+  error(("the store never was full: it took %d messages of %d bytes"):format(most, size))
+end
+
+local function wait_empty(url, seconds)
+  local b = broker.open(url)
+  broker.turn_until(function() return b:is_empty "in" end, (seconds or 15) * late, "the channel to be empty")
+end
+
+local function checksum(path) return process.run({ "sha256sum", path }).stdout end
+
+describe("a store that is full", function()
+  teardown(function() process.cleanup() end)
+
+  it("refuses more, keeps what it has, and takes again when there is room", function()
+    local dir = process.tmpdir()
+    local url = "embedded:" .. dir .. "/store?size=8MB"
+    local count, refused = fill(url, 400000, 60)
+    assert.is_true(count > 3)
+    assert.equal(69, refused.code)
+    assert.matches("full", refused.stderr)
+    local child, trace = worker(dir, url)
+    wait_empty(url)
+    assert.equal(0, child:stop(20))
+    assert.equal(count, trace:count "done")
+    assert.equal(0, publish(url, "again", ("x"):rep(400000)).code)
+  end)
+
+  it("makes handlers that publish wait: nothing is acked without its publish, nothing is lost", function()
+    local dir = process.tmpdir()
+    local url = "embedded:" .. dir .. "/store?size=4MB"
+    local b = broker.open(url)
+    local list = {}
+    for i = 1, 40 do list[i] = { "x", id = "m" .. i } end
+    b:publish("in", list)
+    local child = worker(dir, url, { settings = "retry = { attempts = 1000, base = 0.05, cap = 0.1 },", handler = [[
+      function M.handle(msg)
+        mw.publish("out", ("y"):rep(400000), { id = "out-" .. msg.id })
+        trace("done", msg)
+      end]] })
+    local seen, count = {}, 0
+    broker.turn_until(function() -- somebody else takes what arrives, and with it makes room
+      local positions = {}
+      for _, m in ipairs(b:messages "out") do
+        if not seen[m.id] then count = count + 1 end
+        seen[m.id] = true
+        positions[#positions + 1] = m.position
+      end
+      if #positions > 0 then pcall(b.remove, b, "out", positions) end
+      return count == 40
+    end, 60 * late, function() return "40 publishes, there are " .. count end)
+    wait_empty(url)
+    assert.matches("is full", child:stderr())
+    assert.equal(0, child:stop(20))
+  end)
+
+  it("is said to be full when the disk is", function()
+    local dir = process.tmpdir()
+    local mounted = process.run { "mount", "-t", "tmpfs", "-o", "size=16m", "none", dir }
+    if mounted.code ~= 0 then return end -- not root: the limit below shows the same by other means
+    local ok, err = pcall(function()
+      local url = "embedded:" .. dir .. "/store"
+      local count, refused = fill(url, 500000, 100)
+      assert.is_true(count > 3)
+      assert.equal(69, refused.code)
+      assert.matches("disk", refused.stderr)
+      assert.matches("full", refused.stderr)
+      local outside = process.tmpdir()
+      local child, trace = worker(outside, url)
+      clock.until_(function() return trace:count "done" >= count end, 20 * late, "all to be handled")
+      wait_empty(url)
+      assert.equal(0, child:stop(20))
+      assert.equal(count, trace:count "done")
+    end)
+    process.run { "umount", "-l", dir }
+    if not ok then error(err, 0) end
+  end)
+
+  it("survives a process that may not write any further", function()
+    local dir = process.tmpdir()
+    local url = "embedded:" .. dir .. "/store"
+    for i = 1, 5 do assert.equal(0, publish(url, "m" .. i, ("x"):rep(50000)).code) end
+    local body, failed = ("x"):rep(200000), nil
+    for i = 1, 40 do -- the size that the file may reach, in bytes
+      local argv = { "prlimit", "--fsize=2000000", binary, "publish", "--broker", url, "more", "--id", "n" .. i, "-" }
+      failed = process.run { argv, stdin = body }
+      if failed.code ~= 0 then break end
+    end
+    assert.is_true(failed.code ~= 0, "it wrote past the limit")
+    local child, trace = worker(dir, url)
+    wait_empty(url)
+    assert.equal(0, child:stop(20))
+    assert.equal(5, trace:count "done")
+  end)
+end)
+
+describe("a store that is not what it should be", function()
+  teardown(function() process.cleanup() end)
+
+  local function store()
+    local dir = process.tmpdir() .. "/store"
+    for i = 1, 20 do assert.equal(0, publish("embedded:" .. dir, "m" .. i, ("x"):rep(5000)).code) end
+    return dir, dir .. "/moonwire.mdb"
+  end
+
+  local function assert_refused(dir, file, pattern)
+    local before = checksum(file)
+    for _, argv in ipairs {
+      { binary, "publish", "--broker", "embedded:" .. dir, "in", "x" },
+      { binary, "tail", "--broker", "embedded:" .. dir, "in", "--no-follow" },
+    } do
+      local result = process.run { argv, timeout = 10 }
+      assert.equal(69, result.code, result.stderr .. tostring(result.signal))
+      assert.matches(pattern, result.stderr)
+    end
+    assert.equal(before, checksum(file))
+  end
+
+  it("is refused when it was cut short", function()
+    local dir, file = store()
+    process.run { "truncate", "-s", "40960", file }
+    assert_refused(dir, file, "damaged")
+  end)
+
+  it("is refused when it is empty of sense", function()
+    local dir, file = store()
+    local f = assert(io.open(file, "r+b"))
+    f:write(("garbage "):rep(1024))
+    f:close()
+    assert_refused(dir, file, "not a Moonwire store")
+  end)
+
+  it("is refused when it is another program's LMDB file", function()
+    local dir = process.tmpdir()
+    local dump = "VERSION=3\nformat=print\ntype=btree\nmapsize=1048576\nmaxreaders=126\ndb_pagesize=4096\nHEADER=END\n"
+      .. " key\n value\nDATA=END\n"
+    process.run { { "mdb_load", "-n", dir .. "/moonwire.mdb" }, stdin = dump }
+    process.run { "rm", "-f", dir .. "/moonwire.mdb-lock" }
+    assert_refused(dir, dir .. "/moonwire.mdb", "another program's data")
+  end)
+
+  it("is not made in a folder that belongs to somebody else", function()
+    local dir = process.tmpdir()
+    project.write(dir .. "/notes.txt", "mine")
+    local result = process.run { binary, "publish", "--broker", "embedded:" .. dir, "in", "x" }
+    assert.equal(69, result.code)
+    assert.equal("notes.txt\n", process.run({ "ls", dir }).stdout)
+  end)
+
+  it("is refused where it cannot be written", function()
+    local result = process.run { binary, "publish", "--broker", "embedded:/proc/store", "in", "x" }
+    assert.equal(69, result.code)
+    local file = process.tmpdir() .. "/file"
+    project.write(file, "x")
+    result = process.run { binary, "publish", "--broker", "embedded:" .. file, "in", "x" }
+    assert.equal(69, result.code)
+    assert.matches("not a folder", result.stderr)
+  end)
+end)
