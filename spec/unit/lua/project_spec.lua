@@ -82,8 +82,9 @@ describe("a project", function()
   it("names pipelines, each once", function()
     local function named(name) return check(HEAD .. "mw.pipeline(" .. name
       .. ') { from = b:channel "in", handler = "handlers.ok" }') end
-    for _, name in ipairs { '""', '"a b"', '("x"):rep(101)', "5", "nil" } do has("moonwire.lua:3: mw.pipeline: ",
-      named(name)) end
+    for _, name in ipairs { '""', '"a b"', '("x"):rep(101)', "5", "nil" } do
+      has("moonwire.lua:3: mw.pipeline: ", named(name))
+    end
     has("is not a name: letters, digits, _ - . and at most 100 of them", named '"a/b"')
     assert.is_true(named '"a-b.c_1"')
     has('mw.pipeline: write mw.pipeline "p" { … }', check(HEAD .. 'mw.pipeline "p" (5)'))

@@ -93,8 +93,9 @@ describe("an answer of a handler", function()
     { "a publish that is wrong", "mw.publish('', 'x')", { retried = 1, dead = 1 } },
     { "an error of two megabytes", "error(('x'):rep(2e6))", { retried = 1, dead = 1 } },
   } do
-    it(case[1], function() assert.same(counts(case[3]), brief(run("function(msg) " .. case[2] .. " end", "",
-      { "no JSON" }))) end)
+    it(case[1], function()
+      assert.same(counts(case[3]), brief(run("function(msg) " .. case[2] .. " end", "", { "no JSON" })))
+    end)
   end
 
   it("that comes too late is a timeout", function()

@@ -125,8 +125,9 @@ describe("the sandbox", function()
       refuses("is not a module name", ("require %q"):format(name))
     end
     refuses("require: expected a module name", "require(5)")
-    for _, name in ipairs { "ffi", "debug", "os", "jit", "moonwire.core" } do refuses("not found",
-      ("require %q"):format(name)) end
+    for _, name in ipairs { "ffi", "debug", "os", "jit", "moonwire.core" } do
+      refuses("not found", ("require %q"):format(name))
+    end
   end)
 
   it("can load again what was broken at first", function()

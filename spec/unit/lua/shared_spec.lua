@@ -79,8 +79,9 @@ describe("mw.metrics", function()
       refuses("is not a label: letters, digits and _", metrics.count, "spec_a", 1, { [label] = 1 })
     end
     refuses('"1" is not a label', metrics.gauge, "spec_a", 1, { "x" })
-    for _, by in ipairs { -1, 0 / 0, math.huge, "1" } do refuses("mw.metrics.count: a counter only grows",
-      metrics.count, "spec_a", by) end
+    for _, by in ipairs { -1, 0 / 0, math.huge, "1" } do
+      refuses("mw.metrics.count: a counter only grows", metrics.count, "spec_a", by)
+    end
     refuses("mw.metrics.gauge: the value must be a number", metrics.gauge, "spec_a", "1")
     refuses("mw.metrics.gauge: the value must be a number", metrics.gauge, "spec_a")
   end)
