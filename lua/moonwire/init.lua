@@ -42,6 +42,9 @@ function M.now() return C.mw_vm_now(wait.vm) end
 ---@return moonwire.Fault
 function M.error(class, text, after)
   if type(class) ~= "string" or type(text) ~= "string" then error("mw.error: expected a class and a text", 2) end
+  if after ~= nil and not (type(after) == "number" and after >= 0 and after <= 3.2e9) then
+    error("mw.error: after must be seconds, 0 or more", 2)
+  end
   return fault.new { class = class, text = text, after = after }
 end
 

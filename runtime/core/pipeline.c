@@ -31,7 +31,8 @@ int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
                        "handle_batch with order = \"source\" would get one message at a time: use order = "
                        "\"key\" or handle");
     if (s->dedupe && !(mw_link_driver(s->dedupe)->can & MW_CAN_DEDUPE))
-        return mw_fail(e, MW_EUSAGE, false, "%s cannot keep dedupe records: name another store", driver);
+        return mw_fail(e, MW_EUSAGE, false, "%s cannot keep dedupe records: name another store",
+                       mw_link_driver(s->dedupe)->name);
     return 0;
 }
 

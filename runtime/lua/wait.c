@@ -104,6 +104,7 @@ static void slept(mw_timer *t) {
 void mw_vm_sleep(mw_vm *vm, double waiter, double seconds) {
     mw_wait *w = new_wait(vm, waiter);
     mw_map_put(&vm->sleeping, (uint64_t)waiter, w);
+    mw_loop_now_update(vm->loop); /* the handler may have computed for long: that is not part of its sleep */
     mw_timer_start(vm->loop, &w->timer, (int64_t)(seconds * 1000 + 0.5), slept);
 }
 

@@ -3,9 +3,15 @@ local ffi = require "ffi"
 local json = require "moonwire.json"
 local core = require "moonwire.json.core"
 
+if not pcall(ffi.typeof, "struct mw_json_value") then -- once per process; busted loads modules again
+  ffi.cdef [[
+    struct mw_json_value {
+      int32_t type; uint32_t count, node, len; const char *text; double number; int64_t integer;
+    };
+  ]]
+end
 ffi.cdef [[
   struct mw_json_doc;
-  struct mw_json_value { int32_t type; uint32_t count, node, len; const char *text; double number; int64_t integer; };
   struct mw_json_doc *mw_json_new(void);
   void mw_json_free(struct mw_json_doc *doc);
   int mw_json_parse(struct mw_json_doc *doc, const char *text, size_t len);

@@ -94,7 +94,7 @@ local function dig_one(value, path)
   for step in path:gmatch "[^.]+" do
     if type(value) ~= "table" then return nil end
     local next_value = value[step]
-    if next_value == nil then next_value = value[tonumber(step)] end
+    if next_value == nil and step:find "^[1-9]%d*$" then next_value = value[tonumber(step)] end
     value = next_value
   end
   return value

@@ -83,7 +83,7 @@ local function inherit(class, top)
     all[name] = class[name]
     if all[name] == nil then all[name] = top[name] end
   end
-  if class.backoff and not class.attempts then all.attempts = nil end
+  if type(class.backoff) == "table" and not class.attempts then all.attempts = nil end -- the list says how many
   all.pause = class.pause
   return all
 end
@@ -116,7 +116,10 @@ function M.prepare(retry, where, problems)
   check_backoff(top.backoff, where, problems, "retry")
   local classes = {}
   for name, class in pairs(BUILT_IN) do classes[name] = class end
-  for name, class in pairs(top.classes or {}) do classes[name] = check_class(name, class, where, problems) end
+  for name, class in pairs(top.classes or {}) do
+    class = check_class(name, class, where, problems)
+    if type(name) == "string" then classes[name] = class end
+  end
   local names = {}
   for name in pairs(classes) do names[#names + 1] = name end
   table.sort(names)

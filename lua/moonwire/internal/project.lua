@@ -222,6 +222,7 @@ local function settle_pipeline(self, p)
   end
   p.from, p.dead, p.loaded, p.key, p.settings = from, dead, loaded, key, s
   p.dedupe = dedupe_of(self, p, s.dedupe, from)
+  if #self.problems > 0 then return end -- a setting that was refused has no value to go on with
   p.batch_size = loaded.handle_batch and batch.size or 1
   p.batch_wait = batch.wait
   p.buffer_bytes, p.fill_policies = buffer.bytes, fill_policies
@@ -267,7 +268,10 @@ end
 local function api(self)
   local mw = require "moonwire"
   mw.env, self.settings_seen = env.reader(read_env(self), self.overrides)
-  mw.connect = function(url) return connect(self, url) end
+  mw.connect = function(url)
+    local connection = connect(self, url) -- no tail call: errors name the caller's line
+    return connection
+  end
   mw.pipeline = function(name)
     return function(settings) declare(self, name, settings) end
   end
@@ -302,7 +306,8 @@ function M.read(dir, options)
   local mw
   self.sandbox = sandbox.new(dir, function(name)
     if name == "moonwire" then return mw end
-    if name:match "^moonwire%." and not name:match "^moonwire%.internal" and not name:match "^moonwire%.cli" then
+    local private = name:match "^moonwire%.internal" or name:match "^moonwire%.cli" or name:match "%.core$"
+    if name:match "^moonwire%." and not private then
       local ok, module = pcall(require, name)
       return ok and module or nil
     end

@@ -23,6 +23,7 @@ end
 local function add_headers(block, headers)
   for name, value in pairs(headers) do
     if type(name) ~= "string" or name == "" then return nil, "a header's name must be a string, got " .. tostring(name) end
+    if #name > 255 then return nil, ("a header's name has %d bytes, over the limit of 255"):format(#name) end
     if type(value) == "number" or type(value) == "boolean" then value = tostring(value) end
     if type(value) ~= "string" then return nil, ("header %q must be a string, got %s"):format(name, type(value)) end
     C.mw_ffi_headers_add(block, name, #name, value, #value)

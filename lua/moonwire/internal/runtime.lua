@@ -28,7 +28,8 @@ end
 --- Starts a task of its own: a child of mw.all, a command of the CLI. `on_end(error|nil)` is called when it is over.
 ---@return moonwire.Task
 function M.spawn(fn, parent, on_end)
-  local task = { parent = parent, on_end = on_end, co = coroutine.create(fn) }
+  -- What fn returns must not be taken for what a waiting task yields.
+  local task = { parent = parent, on_end = on_end, co = coroutine.create(function() fn() end) }
   local state, err = resume(task)
   if state == "ended" then
     task.over = true
