@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/hash.h"
 #include "core/pipeline.h"
+#include "lua/alloc.h"
 #include "lua/ffi_api.h"
 
 typedef struct mw_vm mw_vm;
@@ -26,7 +27,7 @@ struct mw_vm {
     mw_map sleeping;      /* waiter -> mw_wait */
     struct mw_http *http; /* made on first use */
     uint32_t generation;
-    size_t memory; /* bytes the state has allocated */
+    mw_alloc memory;
     bool draining, abandoned;
     uint32_t open_pipelines;
     void (*drained)(mw_vm *vm); /* every pipeline is closed */
