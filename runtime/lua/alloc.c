@@ -9,7 +9,8 @@ static size_t list_of(size_t size) { return (size - 1) / MW_ALLOC_STEP; }
 
 static void *cut(mw_alloc *a, size_t size) {
     size = (list_of(size) + 1) * MW_ALLOC_STEP;
-    if ((size_t)(a->end - a->at) < size) { /* what is left of the old chunk is less than one block: let it go */
+    if ((size_t)(a->end - a->at) <
+        size) { /* what is left of the old chunk is less than one block: let it go */
         char *chunk = malloc(CHUNK);
         if (!chunk) return NULL;
         mw_buf_add(&a->chunks, &chunk, sizeof chunk);

@@ -229,6 +229,18 @@ mw_message *mw_message_make(const mw_parts *p, mw_failure *e) {
     return mw_message_check(p, (mw_error *)e) ? NULL : mw_message_new(p);
 }
 
+int mw_delivery_send(mw_delivery *d, mw_link *l, const char *channel, const mw_parts *p, const char *body,
+                     size_t len, int64_t delay_ms, mw_failure *e) {
+    mw_parts whole = *p;
+    whole.body = body;
+    whole.body_len = len;
+    mw_message *m = mw_message_make(&whole, e);
+    if (!m) return -1;
+    mw_delivery_publish(d, l, channel, m, delay_ms);
+    mw_message_unref(m);
+    return 0;
+}
+
 _Static_assert(sizeof(mw_failure) == sizeof(mw_error), "ffi_api.h mirrors error.h");
 _Static_assert(sizeof(mw_headers_out) == sizeof(mw_headers), "ffi_api.h mirrors message.h");
 _Static_assert(sizeof(mw_header_view) == sizeof(mw_header), "ffi_api.h mirrors message.h");
