@@ -71,7 +71,9 @@ local function printable(text)
   return (text:gsub("[^\32-\36\38-\126]", function(c) return ("%%%02X"):format(c:byte()) end))
 end
 
-local MONTHS = { Jan = 1, Feb = 2, Mar = 3, Apr = 4, May = 5, Jun = 6, Jul = 7, Aug = 8, Sep = 9, Oct = 10, Nov = 11, Dec = 12 }
+local MONTHS = {
+  Jan = 1, Feb = 2, Mar = 3, Apr = 4, May = 5, Jun = 6, Jul = 7, Aug = 8, Sep = 9, Oct = 10, Nov = 11, Dec = 12,
+}
 
 --- "Wed, 21 Oct 2026 07:28:00 GMT" in seconds since 1970, or nil.
 local function parse_date(text)
@@ -111,7 +113,8 @@ local function new(options)
     local headers = {}
     for name, value in pairs(options.headers or {}) do headers[name:lower()] = value end
     local kind = msg.type
-    if kind and kind ~= "" and not kind:find "%c" and not headers["content-type"] then headers["content-type"] = kind end
+    local fit = kind and kind ~= "" and not kind:find "%c"
+    if fit and not headers["content-type"] then headers["content-type"] = kind end
     headers["moonwire-id"] = msg.id and printable(msg.id)
     headers["moonwire-key"] = msg.key and printable(msg.key)
     headers["moonwire-attempt"] = tostring(msg.attempt)

@@ -18,7 +18,8 @@ enum {
     MW_ID_MAX = 255,
     MW_KEY_MAX = 1 << 20,
     MW_HEADER_NAME_MAX = 255,
-    MW_HEADERS_MAX = 1 << 20, /* all of them, encoded */
+    MW_HEADERS_MAX = 1 << 20,      /* all of them, encoded */
+    MW_HEADERS_OWN_MAX = 64 << 10, /* on top of it: what we add to a dead letter */
 };
 #define MW_BODY_MAX ((size_t)1 << 30)
 

@@ -57,7 +57,8 @@ struct mw_delivery {
     uint8_t state; /* mw_delivery_state */
     uint8_t op;    /* mw_settle_op, once settling */
     uint8_t mark;  /* mw_mark to set with the ack */
-    bool fenced : 1, counted : 1, hold : 1, failed_publish : 1, dead_letter : 1, replay : 1, expired : 1;
+    bool fenced : 1, counted : 1, hold : 1, failed_publish : 1, refused_publish : 1, dead_letter : 1,
+        replay : 1, expired : 1, marked : 1;
 };
 
 typedef struct mw_list {

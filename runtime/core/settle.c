@@ -59,6 +59,7 @@ static void submit(mw_delivery *d) {
 
 void mw_settle_simple(mw_delivery *d, mw_settle_op op) {
     mw_pipeline *p = d->pipeline;
+    mw_timer_stop(&d->timer); /* a held one must not become ready while the broker takes it back */
     d->state = MW_D_SETTLING;
     d->op = (uint8_t)op;
     if (op == MW_SETTLE_PARK)
@@ -102,7 +103,7 @@ static void confirmed(mw_confirm *c, const mw_error *e);
 
 static void publish_all(mw_delivery *d) {
     d->confirms_left = d->outgoing_count;
-    d->failed_publish = false;
+    d->failed_publish = d->refused_publish = false;
     for (mw_outgoing *o = d->outgoing; o; o = o->next) {
         o->confirm.done = confirmed;
         mw_publication m = {.channel = o->channel, .msg = o->msg, .delay_ms = o->delay_ms};
@@ -129,8 +130,10 @@ void mw_settle_ack(mw_delivery *d) {
 static void discard(mw_delivery *d) { /* fenced: somebody else has the message now */
     mw_pipeline *p = d->pipeline;
     if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+    if (d->marked) mw_source_mark(&p->source, d->lane_key, MW_MARK_NONE); /* it never stood at the broker */
     mw_lane_leave(d);
     mw_delivery_free(d);
+    mw_source_maybe_resume(p);
 }
 
 static int64_t settle_backoff(mw_delivery *d) {
@@ -143,19 +146,19 @@ static void publish_again(mw_timer *t) { publish_all(mw_container_of(t, mw_deliv
 static void confirmed(mw_confirm *c, const mw_error *e) {
     mw_delivery *d = mw_container_of(c, mw_outgoing, confirm)->delivery;
     mw_pipeline *p = d->pipeline;
-    mw_error first = {0};
-    if (e) {
-        first = *e;
-        if (!d->failed_publish) {
+    if (e) { /* one that no further attempt can help decides, whenever its answer comes */
+        if (!d->failed_publish || (!e->retryable && !d->refused_publish)) {
             mw_text_unref(d->error);
             d->error = mw_text_new(e->text, strlen(e->text));
         }
         d->failed_publish = true;
+        if (!e->retryable) d->refused_publish = true;
     }
     if (--d->confirms_left) return;
     if (d->fenced) {
         discard(d);
     } else if (!d->failed_publish) {
+        d->settle_tries = 0; /* the ack has its own troubles */
         submit_ack(d);
     } else if (d->dead_letter) { /* it waits for its dead-letter channel; it is never dropped */
         mw_delivery_log(MW_ERROR, "dead-letter channel refuses, waiting", d);
@@ -163,8 +166,9 @@ static void confirmed(mw_confirm *c, const mw_error *e) {
         mw_log_end();
         mw_timer_start(p->loop, &d->timer, settle_backoff(d), publish_again);
     } else {
-        if (!e) mw_fail(&first, MW_ECLOSED, true, "%s", d->error->data);
-        mw_verdict_publish_failed(d, &first);
+        mw_error why;
+        mw_fail(&why, MW_ECLOSED, !d->refused_publish, "%s", d->error->data);
+        mw_verdict_publish_failed(d, &why);
     }
 }
 

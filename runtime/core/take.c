@@ -25,7 +25,9 @@ void mw_delivery_unready(mw_delivery *d) {
     uint32_t level = mw_message_priority(d->msg);
     mw_list_remove(&p->ready[level], d);
     if (!p->ready[level].first) p->ready_levels &= ~(1u << level);
-    p->ready_count--;
+    if (--p->ready_count) return;
+    mw_timer_stop(&p->batch_timer);
+    p->batch_due = false;
 }
 
 static bool may_start(const mw_pipeline *p) {

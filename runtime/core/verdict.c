@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "core/pipeline_defs.h"
 
-enum { BUSY_AGAIN_MS = 100 };
+enum { BUSY_AGAIN_MS = 100, TEXT_MAX = 4096 }; /* an error may be megabytes long; a header may not */
 
 static const mw_policy *policy_for(const mw_pipeline *p, const char *class_name) {
     for (uint32_t i = 1; i < p->spec.policy_count; i++)
@@ -25,6 +25,7 @@ static bool still_ours(mw_delivery *d) {
     if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
     mw_lane_leave(d);
     mw_delivery_free(d);
+    mw_source_maybe_resume(p);
     return false;
 }
 
@@ -66,6 +67,12 @@ void mw_delivery_busy(mw_delivery *d) {
 
 /* ---- failures ---- */
 
+static size_t clip(const char *text, size_t len) { /* not inside a UTF-8 character */
+    if (len <= TEXT_MAX) return len;
+    for (len = TEXT_MAX; len && ((unsigned char)text[len] & 0xc0) == 0x80;) len--;
+    return len;
+}
+
 void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len) {
     mw_pipeline *p = d->pipeline;
     p->counters.dead++;
@@ -76,6 +83,7 @@ void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason,
     d->dead_letter = true;
     if (d->lane_key && p->spec.on_dead != MW_DEAD_CONTINUE) {
         d->mark = p->spec.on_dead == MW_DEAD_HOLD_KEY ? MW_MARK_HOLD : MW_MARK_DEAD;
+        d->marked = !mw_map_get(&p->marks, d->lane_key);
         mw_lane_mark(p, d->lane_key, (mw_mark)d->mark);
     }
     mw_delivery_log(MW_ERROR, "dead letter", d);
@@ -135,7 +143,7 @@ static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_te
 void mw_delivery_retry(mw_delivery *d, int64_t after_ms, const char *class_name, const char *reason,
                        size_t reason_len) {
     if (!still_ours(d)) return;
-    mw_text *error = mw_text_new(reason, reason_len);
+    mw_text *error = mw_text_new(reason, clip(reason, reason_len));
     fail(d, after_ms, class_name, error);
     mw_text_unref(error);
 }
@@ -143,6 +151,7 @@ void mw_delivery_retry(mw_delivery *d, int64_t after_ms, const char *class_name,
 void mw_delivery_reject(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len) {
     if (!still_ours(d)) return;
     mw_breaker_success(d->pipeline);
+    reason_len = clip(reason, reason_len);
     mw_text_unref(d->error);
     d->error = mw_text_new(reason, reason_len);
     if (!d->first_error) d->first_error = mw_text_ref(d->error);

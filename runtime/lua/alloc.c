@@ -3,68 +3,77 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK = 64 << 10 };
+enum { SLAB = 64 * 1024 };
 
-static size_t list_of(size_t size) { return (size - 1) / MW_ALLOC_STEP; }
+static size_t class_of(size_t size) { return (size + MW_ALLOC_STEP - 1) / MW_ALLOC_STEP - 1; }
 
-static void *cut(mw_alloc *a, size_t size) {
-    size = (list_of(size) + 1) * MW_ALLOC_STEP;
-    if ((size_t)(a->end - a->at) <
-        size) { /* what is left of the old chunk is less than one block: let it go */
-        char *chunk = malloc(CHUNK);
-        if (!chunk) return NULL;
-        mw_buf_add(&a->chunks, &chunk, sizeof chunk);
-        a->at = chunk;
-        a->end = chunk + CHUNK;
+static void *carve(mw_alloc *a, size_t size) {
+    if (a->fresh_left <
+        size) { /* what is left of the old slab is under 512 bytes: not worth keeping track of */
+        void **slab = malloc(SLAB);
+        if (!slab) return NULL;
+        *slab = a->slabs;
+        a->slabs = slab;
+        a->fresh = (char *)slab + MW_ALLOC_STEP;
+        a->fresh_left = SLAB - MW_ALLOC_STEP;
     }
-    void *block = a->at;
-    a->at += size;
+    void *block = a->fresh;
+    a->fresh += size;
+    a->fresh_left -= size;
     return block;
 }
 
-static void *get(mw_alloc *a, size_t size) {
-    if (size > MW_ALLOC_SMALL) return malloc(size);
-    void **list = &a->free[list_of(size)], *block = *list;
-    if (!block) return cut(a, size);
-    memcpy(list, block, sizeof *list); /* a free block begins with the address of the next one */
+static void *small_new(mw_alloc *a, size_t size) {
+    size_t class = class_of(size);
+    void **block = a->free[class];
+    if (!block) return carve(a, (class + 1) * MW_ALLOC_STEP);
+    a->free[class] = *block;
     return block;
 }
 
-static void put(mw_alloc *a, void *block, size_t size) {
-    if (size > MW_ALLOC_SMALL) {
-        free(block);
-        return;
-    }
-    void **list = &a->free[list_of(size)];
-    memcpy(block, list, sizeof *list);
-    *list = block;
+static void small_free(mw_alloc *a, void *block, size_t size) {
+    size_t class = class_of(size);
+    *(void **)block = a->free[class];
+    a->free[class] = block;
 }
 
-static void *resize(mw_alloc *a, void *block, size_t old, size_t size) {
+static void *move(mw_alloc *a, void *block, size_t old, size_t size) {
     if (old > MW_ALLOC_SMALL && size > MW_ALLOC_SMALL) return realloc(block, size);
-    if (old <= MW_ALLOC_SMALL && size <= MW_ALLOC_SMALL && list_of(old) == list_of(size)) return block;
-    void *moved = get(a, size);
+    if (old <= MW_ALLOC_SMALL && size <= MW_ALLOC_SMALL && class_of(old) == class_of(size)) return block;
+    void *moved = size <= MW_ALLOC_SMALL ? small_new(a, size) : malloc(size);
     if (!moved) return NULL;
     memcpy(moved, block, old < size ? old : size);
-    put(a, block, old);
+    if (old <= MW_ALLOC_SMALL)
+        small_free(a, block, old);
+    else
+        free(block);
     return moved;
 }
 
-void *mw_alloc_block(void *alloc, void *block, size_t old, size_t size) {
+void *mw_alloc_lua(void *alloc, void *block, size_t old, size_t size) {
     mw_alloc *a = alloc;
     void *result = NULL;
+    if (!block) old = 0; /* Lua passes a kind there */
     if (!size) {
-        if (old) put(a, block, old);
-    } else if (!old) {
-        result = get(a, size);
+        if (block && old <= MW_ALLOC_SMALL)
+            small_free(a, block, old);
+        else
+            free(block);
     } else {
-        result = resize(a, block, old, size);
+        if (block)
+            result = move(a, block, old, size);
+        else
+            result = size <= MW_ALLOC_SMALL ? small_new(a, size) : malloc(size);
+        if (!result) return NULL;
     }
-    if (result || !size) a->used += size - old;
+    a->bytes += size - old;
     return result;
 }
 
 void mw_alloc_free(mw_alloc *a) {
-    for (size_t i = 0; i < a->chunks.len / sizeof(void *); i++) free(((void **)(void *)a->chunks.data)[i]);
-    mw_buf_free(&a->chunks);
+    for (void *slab = a->slabs, *next; slab; slab = next) {
+        next = *(void **)slab;
+        free(slab);
+    }
+    *a = (mw_alloc){0};
 }

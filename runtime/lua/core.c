@@ -60,7 +60,7 @@ static int l_terminal(lua_State *L) {
 
 static int l_memory(lua_State *L) { /* bytes this state holds */
     lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.vm");
-    lua_pushnumber(L, (double)((mw_vm *)lua_touserdata(L, -1))->memory.used);
+    lua_pushnumber(L, (double)((mw_vm *)lua_touserdata(L, -1))->alloc.bytes);
     return 1;
 }
 

@@ -14,7 +14,7 @@ mw_vm *mw_vm_new(mw_loop *loop, uint32_t generation) {
     vm->loop = loop;
     vm->generation = generation;
     vm->tick = LUA_NOREF;
-    vm->L = lua_newstate(mw_alloc_block, &vm->memory);
+    vm->L = lua_newstate(mw_alloc_lua, &vm->alloc);
     if (!vm->L) abort();
     mw_modules_open(vm);
     return vm;
@@ -33,7 +33,7 @@ void mw_vm_free(mw_vm *vm) {
     mw_vm_free_waits(vm);
     mw_deferred_cancel(vm->loop, &vm->ticking);
     lua_close(vm->L);
-    mw_alloc_free(&vm->memory);
+    mw_alloc_free(&vm->alloc);
     mw_buf_free(&vm->links);
     mw_buf_free(&vm->pipelines);
     mw_buf_free(&vm->completions);

@@ -27,7 +27,7 @@ struct mw_vm {
     mw_map sleeping;      /* waiter -> mw_wait */
     struct mw_http *http; /* made on first use */
     uint32_t generation;
-    mw_alloc memory;
+    mw_alloc alloc;
     bool draining, abandoned;
     uint32_t open_pipelines;
     void (*drained)(mw_vm *vm); /* every pipeline is closed */

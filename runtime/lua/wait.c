@@ -240,6 +240,11 @@ double mw_vm_mono(mw_vm *vm) { return (double)mw_loop_mono_ms(vm->loop) / 1000; 
 double mw_random01(void) { return (double)(mw_random64() >> 11) / 9007199254740992.0; }
 
 mw_message *mw_message_make(const mw_parts *p, mw_failure *e) {
+    if (p->headers_len > MW_HEADERS_MAX) {
+        mw_fail((mw_error *)e, MW_EUSAGE, false, "headers of %zu bytes are over the limit of %d",
+                p->headers_len, MW_HEADERS_MAX);
+        return NULL;
+    }
     return mw_message_check(p, (mw_error *)e) ? NULL : mw_message_new(p);
 }
 

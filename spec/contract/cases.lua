@@ -305,7 +305,7 @@ end)
 case("dead-confirmed", "a message waits until its dead letter is confirmed", { "refuse" }, function(h)
   h:start { settings = "retry = { attempts = 1 },", handler = FAIL_OFTEN }
   h:publish { { "x", id = "m1" } }
-  h:refuse(4)
+  h:refuse(2)
   h:wait(function()
     local letters, left = #h:dead(), #h:messages "in"
     assert.is_true(letters + left >= 1, "the message is gone, and its dead letter is not there")
@@ -658,7 +658,7 @@ case("delay", "a delayed message is not handled before its time, a crash in betw
   h:start { handler = DONE }
   local published = mw.now()
   h:publish { { "x", id = "late", key = "a", delay = 0.7 }, { "x", id = "soon", key = "a" } }
-  h:wait_for("done", 1)
+  h:wait(function() return #h:messages "in" == 1 end, 5, "the first to be settled")
   h:kill()
   h:start()
   h:wait_for("done", 2)

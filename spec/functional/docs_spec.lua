@@ -100,14 +100,38 @@ RUN["lua check"] = function(block)
   app:close()
   if not ok then error(problems, 0) end
 end
-RUN["sh run"] = function(block)
+-- A page is read from its top: its blocks share a folder, and each begins where the one before it ended. A page of an
+-- example speaks of a copy of that; others begin with an empty folder.
+local places = {}
+
+local function place_for(page)
+  local place = places[page]
+  if place then return place end
+  local dir, example = process.tmpdir(), page:match "^(examples/.*)/README%.md$"
+  place = { cwd = dir .. "/it", mark = dir .. "/pwd" }
+  if example then
+    assert(process.run({ "cp", "-r", root .. "/" .. example, place.cwd }).code == 0)
+    assert(process.run({ "rm", "-rf", place.cwd .. "/data" }).code == 0)
+  else
+    assert(process.run({ "mkdir", place.cwd }).code == 0)
+  end
+  places[page] = place
+  return place
+end
+
+RUN["sh run"] = function(block, page)
+  local place = place_for(page)
   local result = process.run {
-    "bash", "-euo", "pipefail", "-c", block.text,
-    cwd = process.tmpdir(), env = { PATH = path_with_binary(), BROKER_URL = false }, timeout = 60,
+    "bash", "-euo", "pipefail", "-c", block.text .. '\npwd >"$PAGE_MARK"',
+    cwd = place.cwd, env = { PATH = path_with_binary(), BROKER_URL = false, PAGE_MARK = place.mark },
+    timeout = 60,
   }
   if result.code ~= 0 then
     error(("exit %s\n%s%s"):format(tostring(result.code), result.stdout, result.stderr), 0)
   end
+  local mark = assert(io.open(place.mark))
+  place.cwd = mark:read "*l"
+  mark:close()
 end
 
 for _, page in ipairs(pages()) do
@@ -115,7 +139,7 @@ for _, page in ipairs(pages()) do
     for _, block in ipairs(blocks(page)) do
       local run = RUN[block.tag]
       if run then
-        it(("line %d: %s"):format(block.line, block.tag), function() run(block) end)
+        it(("line %d: %s"):format(block.line, block.tag), function() run(block, page) end)
       end
     end
 
@@ -224,6 +248,71 @@ describe("docs/configuration.md", function()
       for field in pairs(documented) do assert(rules[field], ("%s: %s does not exist"):format(title, field)) end
     end)
   end
+end)
+
+describe("What is refused", function()
+  local HANDLERS = { one = "function() end", batch = "{ handle_batch = function() end }" }
+
+  local function refused(url, settings, handler)
+    local text = ([[
+local mw = require "moonwire"
+local broker = mw.connect %q
+mw.pipeline "p" { from = broker:channel "in", handler = %s, %s }
+]]):format(url, HANDLERS[handler or "one"], settings)
+    local app = core.app()
+    local ok, why = app:load { dir = project_of(text), check = true }
+    app:close()
+    assert(not ok, settings .. " was not refused")
+    return why
+  end
+
+  for _, case in ipairs {
+    { 'on_dead = "hold_key", order = "none"', "on_dead holds keys" },
+    { 'on_dead = "dead_key", key = "a"', "go by the message's own key" },
+    { 'on_dead = "hold_key"', "need a broker that can park messages", url = "memory-offset:docs" },
+    { 'order = "source"', "would get one message at a time", handler = "batch" },
+    { 'key = "a", order = "none"', 'key needs order = "key"' },
+    { "batch = { size = 2 }", "batch needs a handler with handle_batch" },
+    { "dead = false", "dead = false would lose messages" },
+    { 'dead = "in"', "dead letters would go back into the channel they came from" },
+    { 'dedupe = { store = "nowhere:x" }', "dedupe.store" },
+    { "retires = {}", 'unknown field "retires"; did you mean "retry"?' },
+    { "concurrency = 0", "concurrency must be a whole number from 1" },
+    { 'timeout = "30"', "timeout must be seconds" },
+  } do
+    it(case[1] .. (case.handler and ", " .. case.handler or ""), function()
+      local why = refused(case.url or "memory:docs", case[1], case.handler)
+      assert(why:find(case[2], 1, true), why)
+      assert(why:find "^moonwire.lua:3: ", why)
+    end)
+  end
+end)
+
+describe("docs/guarantees.md", function()
+  local known = {}
+  for _, case in ipairs(require("spec.contract.cases").list) do known[case.name] = true end
+
+  it("names cases that exist", function()
+    local count = 0
+    for list in read("docs/guarantees.md"):gmatch "\nCases: ([^\n]+)" do
+      for name in list:gmatch "`([%w-]+)`" do
+        assert(known[name], name .. " is no case")
+        count = count + 1
+      end
+    end
+    assert(count > 10)
+  end)
+
+  it("and so does the table in README.md", function()
+    local count = 0
+    for list in read("README.md"):gmatch "%[([%w, -]+)%]%(spec/contract/cases%.lua%)" do
+      for name in list:gmatch "[%w-]+" do
+        assert(known[name], name .. " is no case")
+        count = count + 1
+      end
+    end
+    assert(count > 10)
+  end)
 end)
 
 -- ---- the API: docs/lua-api.md and the annotations against what is there ----

@@ -92,8 +92,8 @@ end
 function Broker:messages(channel, max)
   return await(function()
     local list, after = {}, 0
-    while #list < (max or 1e6) do
-      local found = page(self.link, channel, after, 1000)
+    while #list < (max or 1e9) do
+      local found = page(self.link, channel, after, math.min(max or 1000, 1000))
       local count = C.mw_browsing_count(found)
       local position, due = ffi.new "double[1]", ffi.new "double[1]"
       for i = 0, count - 1 do

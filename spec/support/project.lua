@@ -55,7 +55,7 @@ M.handler = function(text) return HANDLER:format(text) end
 local Trace = {}
 Trace.__index = Trace
 
-function M.trace(path) return setmetatable({ path = path, at = 0, rest = "", lines = {} }, Trace) end
+function M.trace(path) return setmetatable({ path = path, at = 0, rest = "", lines = {}, counts = {} }, Trace) end
 
 -- Everything so far: { { event, id, attempt, time, worker, more }, … }
 function Trace:read()
@@ -71,6 +71,7 @@ function Trace:read()
     self.lines[#self.lines + 1] = {
       event = event, id = id, attempt = tonumber(attempt), time = tonumber(time), worker = worker, more = more,
     }
+    self.counts[event] = (self.counts[event] or 0) + 1
     from = after
   end
   self.rest = text:sub(from)
@@ -85,6 +86,9 @@ function Trace:of(event)
   return list
 end
 
-function Trace:count(event) return #self:of(event) end
+function Trace:count(event)
+  self:read()
+  return self.counts[event] or 0
+end
 
 return M

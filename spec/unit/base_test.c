@@ -722,10 +722,9 @@ static void uuids(void) {
     clock_gettime(CLOCK_REALTIME, &now);
     char high[9] = {0};
     memcpy(high, id[N - 1], 8);
-    uint64_t stamp = strtoull(high, NULL, 16) << 16; /* the upper 32 of 48 bits: steps of 65 s */
-    uint64_t ms = (uint64_t)now.tv_sec * 1000;
-    CHECK(ms - stamp < 200000, "its time is %llu, not %llu", (unsigned long long)stamp,
-          (unsigned long long)ms);
+    int64_t stamp = (int64_t)(strtoull(high, NULL, 16) << 16); /* the upper 32 of 48 bits: steps of 65 s */
+    int64_t ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    CHECK(ms >= stamp && ms - stamp < 200000, "its time is %lld, not %lld", (long long)stamp, (long long)ms);
 }
 
 static void random_after_fork(void) { /* workers are forked: they must not make the same identifiers */

@@ -680,6 +680,7 @@ static void audit_store(void) {
                   {"parked", &a.waiting[2]}};
     snprintf(path, sizeof path, "%s/moonwire.mdb", folder);
     CHECK(mdb_env_create(&env) == 0 && mdb_env_set_maxdbs(env, 20) == 0);
+    CHECK(mdb_env_set_mapsize(env, 1 << 20) == 0); /* LMDB takes what the file needs at least */
     /* no lock: a case may have the store open in this process, and closing LMDB's lock file twice loses it */
     CHECK(mdb_env_open(env, path, MDB_NOSUBDIR | MDB_RDONLY | MDB_NOLOCK, 0666) == 0);
     CHECK(mdb_txn_begin(env, NULL, MDB_RDONLY, &a.txn) == 0);
@@ -729,6 +730,8 @@ static void test_restart(void) {
     for (size_t i = 20; i < 50; i++) settle(s, of(&s->got[i], MW_SETTLE_RELEASE));
     D->pause(s->sub);
     RUN_UNTIL(s->settled == 50, 5000);
+    run_for(50);
+    CHECK(s->count == 50, "delivered while draining");
     unsubscribe(s);
     D->close(c);
     c = open_store(&l);
@@ -1339,10 +1342,18 @@ static void test_garbage_rows(void) {
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         for (size_t len = 9; len <= 26; len++)
             put_row(tables[i], "\0\0\0\1\0\0\0\1\5abcdefghijklmnopq", len, "x", len % 3);
+    put_row("channels", "bad", 3, "x", 1);
     c = open_store(&l);
     s = subscribe(c, "work");
     RUN_UNTIL(s->count == 10, 1000);
     browse(c, &l, 0);
+    CHECK(send_one(c, &l, (letter){"bad", NULL, "1"}).code == MW_EFORMAT);
+    CHECK(send_one(c, &l, (letter){"work", NULL, "1"}).code == 0);
+    mw_error e = {0};
+    CHECK(D->declare(c, "bad", &(mw_channel_options){.retain_count = 3}, &e) == 0);
+    mw_source *bad = subscribe(c, "bad");
+    RUN_UNTIL(l.state_calls > 0, 1000);
+    unsubscribe(bad);
     unsubscribe(s);
     D->close(c);
 }

@@ -11,7 +11,7 @@ local M = {}
 
 --- The flags that choose letters.
 M.FLAGS = {
-  { "reason", "TEXT", "only those whose reason contains TEXT" },
+  { "reason", "TEXT", "only those whose reason or last error contains TEXT" },
   { "class", "CLASS", "only those of this error class, such as invalid", short = "c" },
   { "key", "KEY", "only those of this key", short = "k" },
   { "older", "TIME", "only those that died longer ago: 30m, 1h, 7d", kind = "seconds" },
@@ -29,7 +29,7 @@ function M.flags(...)
 end
 
 ---@class moonwire.Letter: moonwire.View
----@field reason string
+---@field reason string with the last error, where that says more
 ---@field class string
 ---@field attempts string
 ---@field origin string|nil the channel it died on
@@ -45,9 +45,23 @@ function M.of(entry, with_body)
   local v = view.of(entry, with_body)
   local h = v.headers
   v.reason, v.class, v.attempts = h["mw-dead-reason"] or "", h["mw-dead-class"] or "", h["mw-dead-attempts"] or ""
+  -- "gave up after 5 attempts" alone helps nobody.
+  local last = h["mw-dead-last-error"] or ""
+  if last ~= "" and not v.reason:find(last, 1, true) then v.reason = v.reason .. ": " .. last end
   v.origin, v.broker, v.group, v.lane = h["mw-dead-channel"], h["mw-dead-broker"], h["mw-dead-group"], h["mw-dead-lane"]
   v.replays = tonumber(h["mw-replay"]) or 0
   return v
+end
+
+--- What happened to a letter, as JSON.
+---@param letter moonwire.Letter
+---@param result string
+---@return table
+function M.outcome(letter, result)
+  local object = M.object(letter)
+  object.headers, object.headers_base64, object.body, object.body_base64 = nil, nil, nil, nil
+  object.result = result
+  return object
 end
 
 --- The letter as JSON.

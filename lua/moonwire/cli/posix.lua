@@ -1,14 +1,14 @@
 --- The few calls of the operating system that the commands need and Lua does not have. Nothing here blocks.
 local ffi = require "ffi"
 
--- The asm names keep these declarations from clashing with anybody else's of the same function.
+-- The asm names keep these declarations from clashing with anybody else's of the same function. No struct has a body
+-- here: it could not be declared a second time.
 ffi.cdef [[
 int mwc_sigemptyset(void *set) __asm__("sigemptyset");
 int mwc_sigaddset(void *set, int signal) __asm__("sigaddset");
 int mwc_sigmask(int how, const void *set, void *old) __asm__("pthread_sigmask");
 int mwc_sigtimedwait(const void *set, void *info, const int64_t *sec_nsec) __asm__("sigtimedwait");
-struct mwc_pollfd { int fd; short events, revents; };
-int mwc_poll(struct mwc_pollfd *fds, unsigned long count, int timeout_ms) __asm__("poll");
+int mwc_poll(int32_t *fds, unsigned long count, int timeout_ms) __asm__("poll");
 long mwc_read(int fd, void *buffer, size_t size) __asm__("read");
 int mwc_mkdir(const char *path, unsigned mode) __asm__("mkdir");
 char *mwc_realpath(const char *path, char *out) __asm__("realpath");
@@ -47,13 +47,13 @@ function M.signalled() return C.mwc_sigtimedwait(signals, nil, at_once) > 0 end
 
 -- ---- reading without blocking ----
 
-local fds = ffi.new("struct mwc_pollfd[1]")
+local pollfd = ffi.new "int32_t[2]" -- the fd; what to wait for in the low half, what came in the high half
 
 --- Can `fd` be read without waiting (its end counts)?
 ---@return boolean
 function M.readable(fd)
-  fds[0].fd, fds[0].events, fds[0].revents = fd, POLLIN, 0
-  return C.mwc_poll(fds, 1, 0) > 0
+  pollfd[0], pollfd[1] = fd, POLLIN
+  return C.mwc_poll(pollfd, 1, 0) > 0
 end
 
 local CHUNK = 256 * 1024

@@ -66,9 +66,8 @@ end
 
 local function tell(values, letter, result, target, why)
   if values.json then
-    local object = letters.object(letter)
-    object.body, object.body_base64 = nil, nil
-    object.result, object.to, object.why = result, target and out.plain(target), why and out.plain(why)
+    local object = letters.outcome(letter, result)
+    object.to, object.why = target and out.plain(target), why and out.plain(why)
     out.json(object)
   elseif why then
     out.note("%s %s", out.plain(letter.id), out.plain(why))
@@ -171,8 +170,8 @@ end
 return {
   name = "dlq replay",
   summary = "Sends dead letters back to the channel they died on, and removes them in the same step.",
-  details = "The set is the one that stands there at the start. Interrupted, it can be run again: each letter is either\n"
-    .. "sent and removed, or untouched. Letters that were replayed 3 times already stay, unless --force.",
+  details = "The set is the one that stands there at the start. Interrupted, it can be run again: each letter is\n"
+    .. "either sent and removed, or untouched. Letters that were replayed 3 times already stay, unless --force.",
   arguments = {
     { "CHANNEL", "the channel of the dead letters, such as orders.dead" },
     { "ID", "only these", optional = true, many = true },

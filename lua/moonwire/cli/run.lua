@@ -55,7 +55,7 @@ return {
   flags = {
     { "once", nil, "end when there is nothing left to do: all is settled, nothing is waiting for a retry" },
     { "broker", "URL", "use this broker: sets BROKER_URL for the project", short = "b" },
-    { "log", "FORMAT", "logfmt is the default on a terminal, json elsewhere", of = { "logfmt", "json" } },
+    { "log", "FORMAT", "how to write the log lines on stderr (default: logfmt)", of = { "logfmt", "json" } },
     { "log-level", "LEVEL", "how much to tell (default: info)", of = { "debug", "info", "warn", "error" } },
     { "jit", "MODE", "off interprets handlers, to tell whether a fault comes from compiling", of = { "on", "off" } },
     { "drain", "SECONDS", "how long running handlers may take to end (default: the project's, 25)", kind = "seconds" },

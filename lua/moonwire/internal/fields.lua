@@ -91,6 +91,7 @@ function M.check(given, rules, where, problems, prefix)
       local ok, expected = kinds[rule.kind](value, rule)
       if not ok then
         problem(field, ("%s must be %s, got %s"):format(shown, expected, describe(value)))
+        copy[field] = rule.default -- so that the rest can still be checked
       else
         copy[field] = value
       end

@@ -225,11 +225,14 @@ static int apply_remove(mwe_txn *t, mwe_op *op, uint32_t i) {
     o->removed = 0;
     o->code = o->channel ? 0 : MW_EUSAGE;
     if (o->code) return 0;
-    int rc = mwe_publish_apply(t, o->publish, o->r.publish_count, &o->code);
-    if (rc || o->code) return rc;
-    rc = mwe_txn_channel(t, o->channel, false, &c);
+    int rc = mwe_txn_channel(t, o->channel, false, &c);
     if (!rc && c) rc = mwe_txn_groups(t, c);
-    return rc || !c ? rc : remove_all(t, c, o);
+    if (rc == MW_EFORMAT) {
+        o->code = rc;
+        return 0;
+    }
+    if (!rc) rc = mwe_publish_apply(t, o->publish, o->r.publish_count, &o->code);
+    return rc || o->code || !c ? rc : remove_all(t, c, o);
 }
 
 static void finish_remove(mwe_op *op) {

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum { POLL_MS = 500 };
-static const uint64_t SIZE_DEFAULT = 64ull << 30, SIZE_MIN = 1ull << 20, SIZE_MAX_ = 16ull << 40;
+static const uint64_t SIZE_LEAST = 1ull << 20, SIZE_MOST = 16ull << 40;
 
 /* ---- what others wrote ---- */
 
@@ -50,6 +50,7 @@ static void watch_others(mw_conn *c) {
 
 static void poll_fired(mw_timer *t) {
     mw_conn *c = mw_container_of(t, mw_conn, poll);
+    mwe_worker_beat(c->store->worker, mw_loop_wall_ms(c->loop)); /* a commit may keep the writer for long */
     others_wrote(c);
     look_all(c); /* the count of others' commits may hide one that crossed with ours */
     mwe_sweep(c);
@@ -74,8 +75,9 @@ static void woken(mw_wake *w) {
 static mw_conn *embedded_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host,
                               mw_error *e) {
     static const char *const options[] = {"size", NULL};
-    uint64_t size = SIZE_DEFAULT;
-    if (mw_url_only(url, options, e) || mw_url_size(url, "size", SIZE_MIN, SIZE_MAX_, &size, e)) return NULL;
+    uint64_t size = 0;
+    if (mw_url_only(url, options, e) || mw_url_size(url, "size", SIZE_LEAST, SIZE_MOST, &size, e))
+        return NULL;
     if (!*url->path || *url->hosts) {
         mw_fail(e, MW_EUSAGE, false, "the embedded broker needs a folder, such as embedded:data");
         return NULL;
@@ -111,12 +113,8 @@ static void embedded_close(mw_conn *c) {
     free(c);
 }
 
+/* For good: what is released while draining must not come straight back. */
 static void embedded_pause(mw_sub *s) { s->paused = true; }
-
-static void embedded_resume(mw_sub *s) {
-    s->paused = false;
-    mwe_fetch_soon(s);
-}
 
 static const char *const SCHEMES[] = {"embedded", NULL};
 
@@ -130,7 +128,7 @@ const mw_driver mw_driver_embedded = {
     .close = embedded_close,
     .declare = mwe_declare,
     .subscribe = mwe_subscribe,
-    .resume = embedded_resume,
+    .resume = mwe_fetch_soon,
     .begin = mwe_begin,
     .settle = mwe_settle,
     .unpark = mwe_unpark,

@@ -27,7 +27,7 @@ struct mw_conn {
     int inotify_fd;
     mw_timer poll;
     uint64_t foreign; /* commits of other processes seen so far */
-    bool sweeping, down;
+    bool sweeping;
     mwe_channel *last_channel;
     struct mwe_browsing *browsing, **browsing_tail;
     mw_deferred browse;
@@ -60,7 +60,9 @@ struct mw_sub {
     mwe_channel *channel;
     mwe_sub_state state;
     bool paused, from_start, beating, promoting;
-    uint64_t id; /* as a consumer of its group */
+    bool held_back; /* the scan passed messages that wait behind parked ones */
+    bool down;      /* the core was told that the store cannot be written */
+    uint64_t id;    /* as a consumer of its group */
     int64_t lease_ms;
     uint32_t channel_id, group_id, slots;
     mwe_slot slot[MWE_SLOTS];
@@ -132,6 +134,9 @@ typedef struct mwe_moved { /* what came back to ready; the first MWE_MOVED_MAX b
 int mwe_lane_park(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, uint8_t priority, uint64_t seq,
                   mwe_waiting *w);
 int mwe_lane_unpark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mwe_moved *moved);
+/* Lanes of these slots that were parked for being long: their old owner kept count of them, the new one
+ * begins anew. */
+int mwe_lanes_adopt(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t taken);
 int mwe_lane_mark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mw_mark mark);
 void mwe_moved_back(mw_sub *s, mwe_moved *moved); /* hands it to the fetch and frees it */
 

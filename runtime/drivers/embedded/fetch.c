@@ -26,7 +26,7 @@ typedef struct mark_change {
 typedef struct look { /* one fetch */
     mw_sub *s;
     MDB_txn *txn;
-    MDB_cursor *ready, *messages;
+    MDB_cursor *ready, *messages, *parked; /* parked: NULL when nothing is */
     mw_incoming in[BATCH];
     size_t count, room, bytes;
     int walk;
@@ -100,6 +100,7 @@ static void back_pop(mw_sub *s) {
 void mwe_fetch_rewind(mw_sub *s) {
     memset(s->scan, 0, sizeof s->scan);
     s->back_count = 0;
+    s->held_back = false;
 }
 
 /* ---- one message ---- */
@@ -111,6 +112,21 @@ static mw_text *first_error(look *l, uint64_t seq) {
     int rc = mdb_get(l->txn, s->conn->store->table[MWE_ERRORS],
                      mwe_key_in_group(&k, s->channel_id, s->group_id, seq), &value);
     return rc || value.mv_size > MWE_ERROR_MAX ? NULL : mw_text_new(value.mv_data, value.mv_size);
+}
+
+/* Older messages of its key are parked: it waits behind them, unless it is what frees the key. */
+static bool held_back(look *l, const mw_parts *parts) {
+    if (!l->parked || !parts->has_key) return false;
+    mw_sub *s = l->s;
+    mwe_key k;
+    mw_header h;
+    mwe_put64(mwe_key_group(&k, s->channel_id, s->group_id)->mv_data + MWE_GROUP_KEY,
+              mw_hash64(parts->key, parts->key_len));
+    MDB_val lane = {MWE_GROUP_KEY + 8, k.bytes}, key = lane, value;
+    if (mdb_cursor_get(l->parked, &key, &value, MDB_SET_RANGE) || !mwe_has_prefix(&key, &lane)) return false;
+    if (mw_headers_find(parts->headers, parts->headers_len, "mw-replay", &h)) return false;
+    s->held_back = true;
+    return true;
 }
 
 /* False: no room for it, stop here. A row that is not ours, in flight or damaged is passed by. */
@@ -126,6 +142,7 @@ static bool take(look *l, uint8_t priority, uint64_t seq, const MDB_val *row) {
     if (!s->slot[slot].mine || s->slot[slot].leaving || mw_map_get(&s->flights, seq)) return true;
     if (mdb_cursor_get(l->messages, mwe_key_message(&k, s->channel_id, seq), &value, MDB_SET)) return true;
     if (!mwe_record_read(&value, &parts, &due)) return true;
+    if (held_back(l, &parts)) return true;
     if (l->count == l->room || (l->count && value.mv_size > l->bytes)) return false;
     l->bytes -= value.mv_size < l->bytes ? value.mv_size : l->bytes;
     mwe_flight *f = mwe_flight_new(s, seq);
@@ -286,6 +303,16 @@ static void tell_core(look *l) {
     if (l->count) host->deliver(s->source, l->in, l->count);
 }
 
+static bool any_parked(look *l) {
+    mw_sub *s = l->s;
+    mwe_key k;
+    MDB_val value;
+    mwe_group_row row;
+    int rc = mdb_get(l->txn, s->conn->store->table[MWE_GROUPS],
+                     mwe_key_name(&k, s->channel_id, s->group, s->group_len), &value);
+    return rc == 0 && mwe_read_row(&value, &row, sizeof row) && row.parked;
+}
+
 static bool read_all(look *l) {
     mw_sub *s = l->s;
     mwe_store *store = s->conn->store;
@@ -293,10 +320,12 @@ static bool read_all(look *l) {
     l->txn = s->conn->reader;
     look_at_owners(l);
     if (l->room && mdb_cursor_open(l->txn, store->table[MWE_READY], &l->ready) == 0) {
+        if (any_parked(l)) mdb_cursor_open(l->txn, store->table[MWE_PARKED], &l->parked);
         if (mdb_cursor_open(l->txn, store->table[MWE_MESSAGES], &l->messages) == 0) {
             scan(l);
             mdb_cursor_close(l->messages);
         }
+        if (l->parked) mdb_cursor_close(l->parked);
         mdb_cursor_close(l->ready);
     }
     look_at_due(l, mw_loop_wall_ms(s->conn->loop));

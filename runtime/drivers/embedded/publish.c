@@ -146,6 +146,10 @@ static int publish_one(mwe_txn *t, const mwe_publish *item) {
 int mwe_publish_apply(mwe_txn *t, mwe_publish *list, size_t count, int *code) {
     *code = t->refuse && count ? MW_EFULL : 0;
     int rc = *code ? 0 : check_room(t, list, count, code);
+    if (rc == MW_EFORMAT) {
+        *code = rc;
+        return 0;
+    }
     for (size_t i = 0; i < count && !rc && !*code; i++) rc = publish_one(t, &list[i]);
     return rc;
 }

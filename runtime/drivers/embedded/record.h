@@ -163,7 +163,7 @@ static inline bool mwe_read_place(const MDB_val *key, size_t size, uint8_t *prio
     if (key->mv_size != size || b[size - 9] > MW_PRIORITY_MAX) return false;
     *priority = (uint8_t)(MW_PRIORITY_MAX - b[size - 9]);
     *seq = mwe_get64(b + size - 8);
-    return true;
+    return *seq != 0;
 }
 
 /* ---- values ---- */

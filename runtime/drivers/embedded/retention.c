@@ -49,7 +49,7 @@ static int sweep_channel(mwe_txn *t, mwe_channel *channel) {
     mwe_key prefix, from;
     MDB_val key, value;
     int rc = mwe_txn_channel(t, channel, false, &c), walk = WALK;
-    if (rc || !c) return rc;
+    if (rc || !c) return rc == MW_EFORMAT ? 0 : rc;
     bool kept = c->row.retain_age_ms || c->row.retain_count;
     if (!kept && (c->row.groups == 0 || c->row.refs == 0)) return 0;
     MDB_val *range = mwe_key_channel(&prefix, c->row.id);
@@ -84,7 +84,7 @@ static int apply_declare(mwe_txn *t, mwe_op *op, uint32_t i) {
     declare_op *d = (declare_op *)op;
     mwe_tchannel *c;
     int rc = mwe_txn_channel(t, d->channel, true, &c);
-    if (rc) return rc;
+    if (rc) return rc == MW_EFORMAT ? 0 : rc;
     if (c->row.retain_age_ms == d->options.retain_age_ms && c->row.retain_count == d->options.retain_count)
         return 0;
     c->row.retain_age_ms = d->options.retain_age_ms;

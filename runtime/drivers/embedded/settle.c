@@ -55,7 +55,7 @@ static void forget_moved(mwe_moved *m) {
 
 void mwe_moved_back(mw_sub *s, mwe_moved *moved) {
     for (uint32_t i = 0; i < moved->count; i++) mwe_fetch_back(s, &moved->places[i]);
-    if (moved->more) mwe_fetch_rewind(s);
+    if (moved->more || (moved->count && s->held_back)) mwe_fetch_rewind(s);
     if (moved->count) mwe_fetch_soon(s);
     forget_moved(moved);
 }
@@ -90,6 +90,28 @@ int mwe_lane_unpark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, m
         if (sound) note_moved(moved, priority, seq);
     }
     return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+int mwe_lanes_adopt(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t taken) {
+    uint64_t next = 0;
+    while (g->row.parked) {
+        mwe_key k, marked;
+        mwe_put64(mwe_key_group(&k, c->row.id, g->row.id)->mv_data + MWE_GROUP_KEY, next);
+        MDB_val prefix = {MWE_GROUP_KEY, k.bytes}, key = {MWE_GROUP_KEY + 8, k.bytes}, value, mark;
+        MDB_cursor *at = mwe_cursor(t, MWE_PARKED);
+        int rc = at ? mdb_cursor_get(at, &key, &value, MDB_SET_RANGE) : ENOMEM;
+        if (rc == MDB_NOTFOUND || (rc == 0 && !mwe_has_prefix(&key, &prefix))) break;
+        if (rc) return rc;
+        uint64_t lane = mwe_get64((const char *)key.mv_data + MWE_GROUP_KEY);
+        mwe_waiting w;
+        bool ours = mwe_read_waiting(&value, &w) && taken >> (w.hash % g->row.slots) & 1;
+        rc = ours ? mwe_get(t, MWE_MARKS, mwe_key_in_group(&marked, c->row.id, g->row.id, lane), &mark) : 0;
+        if (rc == MDB_NOTFOUND) rc = mwe_lane_unpark(t, c, g, lane, NULL);
+        if (rc) return rc;
+        if (lane == UINT64_MAX) break;
+        next = lane + 1;
+    }
+    return 0;
 }
 
 int mwe_lane_mark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mw_mark mark) {
@@ -352,8 +374,8 @@ static int apply_release(mwe_txn *t, mwe_op *op, uint32_t i) {
     lane_op *l = (lane_op *)op;
     mwe_tchannel *c;
     int rc = mwe_txn_channel(t, l->channel, false, &c);
-    if (rc || !c) return rc;
-    if ((rc = mwe_txn_groups(t, c))) return rc;
+    if (!rc && c) rc = mwe_txn_groups(t, c);
+    if (rc || !c) return rc == MW_EFORMAT ? 0 : rc;
     mwe_tgroup *g = mwe_txn_group_named(c, l->group, l->group_len);
     if (!g) return 0;
     if (!(rc = mwe_txn_owners(t, c, g))) rc = mwe_lane_mark(t, c, g, l->lane, MW_MARK_NONE);

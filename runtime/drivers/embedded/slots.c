@@ -130,7 +130,8 @@ static int share_out(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, const party *p,
             g->owners_dirty = c->news = true;
         }
     }
-    return blame_silent(t, c, g, p, before, taken);
+    int rc = blame_silent(t, c, g, p, before, taken);
+    return rc || !taken ? rc : mwe_lanes_adopt(t, c, g, taken);
 }
 
 static int leave_group(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, const beat_op *b) {
@@ -216,8 +217,8 @@ static int apply(mwe_txn *t, mwe_op *op, uint32_t i) {
     mwe_tgroup *g = NULL;
     b->code = 0;
     int rc = find_group(t, b, &c, &g);
-    if (rc) return rc;
-    if (!g) {
+    if (rc && rc != MW_EFORMAT) return rc;
+    if (rc || !g) {
         b->code = MW_EFORMAT;
         return 0;
     }
@@ -286,13 +287,13 @@ static void note_leaving(mw_sub *s, uint64_t leaving) {
 static void tell_state(mw_sub *s, int code) {
     mw_conn *c = s->conn;
     mw_error e;
-    if (c->down == (code != 0)) return;
-    c->down = code != 0;
+    if (s->down == (code != 0)) return;
+    s->down = code != 0;
     if (code) mwe_store_error(c->store, code, &e);
     if (code == MW_EUSAGE)
         mw_fail(&e, code, true, "group %s of %s is consumed with another order by others", s->group,
                 s->channel->name);
-    c->host->state(c->link, !c->down, code ? &e : NULL);
+    c->host->state(c->link, !s->down, code ? &e : NULL);
 }
 
 static void finish_beat(mwe_op *op) {

@@ -16,6 +16,8 @@ static const char FILE_NAME[] = "moonwire.mdb";
 static const char MAGIC[] = "moonwire store";
 enum { FORMAT = 1, READERS = 1024, MDB_MAGIC = (int)0xBEEFC0DE, OLDEST_PAGE = 512, LARGEST_PAGE = 65536 };
 
+static const uint64_t SIZE_DEFAULT = 64ull << 30, SIZE_SMALLEST = 1ull << 30;
+
 static const char *const TABLES[MWE_TABLES] = {"meta",   "channels",  "groups", "messages", "refs",
                                                "ready",  "due",       "parked", "errors",   "marks",
                                                "owners", "consumers", "dedupe", "expiry"};
@@ -215,25 +217,43 @@ refused:
     return -1;
 }
 
+static int try_size(mwe_store *s, const char *file, uint64_t size) {
+    int rc = mdb_env_create(&s->env);
+    if (!rc) rc = mdb_env_set_maxdbs(s->env, MWE_TABLES);
+    if (!rc) rc = mdb_env_set_maxreaders(s->env, READERS);
+    if (!rc) rc = mdb_env_set_mapsize(s->env, size);
+    if (!rc) rc = mdb_env_open(s->env, file, MDB_NOSUBDIR | MDB_NOTLS | MDB_NORDAHEAD, 0666);
+    if (rc && s->env) {
+        mdb_env_close(s->env);
+        s->env = NULL;
+    }
+    return rc;
+}
+
+/* The default size is address space only, but a process may be limited there (ulimit -v, valgrind). */
+static int open_file(mwe_store *s, const char *file, uint64_t size, mw_error *e) {
+    uint64_t least = size ? size : SIZE_SMALLEST;
+    int rc = EINVAL;
+    for (uint64_t at = size ? size : SIZE_DEFAULT; at >= least && (rc == EINVAL || rc == ENOMEM); at /= 4)
+        rc = try_size(s, file, at);
+    if (rc == 0) return 0;
+    bool foreign = rc == MDB_INVALID || rc == MDB_VERSION_MISMATCH;
+    return mw_fail(e, foreign ? MW_EFORMAT : rc, false, "cannot open %s: %s%s", file,
+                   foreign ? "not a Moonwire store: " : "", mdb_strerror(rc));
+}
+
 static int open_env(mwe_store *s, uint64_t size, bool fresh, mw_error *e) {
     char *file;
     if (asprintf(&file, "%s/%s", s->folder, FILE_NAME) < 0) abort();
     MDB_stat stat;
-    int rc = fresh ? 0 : check_header(file, e), dead;
+    int dead, rc = fresh ? 0 : check_header(file, e);
+    if (!rc) rc = open_file(s, file, size, e);
     if (rc) goto out;
-    if ((rc = mdb_env_create(&s->env)) || (rc = mdb_env_set_maxdbs(s->env, MWE_TABLES)) ||
-        (rc = mdb_env_set_maxreaders(s->env, READERS)) || (rc = mdb_env_set_mapsize(s->env, size)) ||
-        (rc = mdb_env_open(s->env, file, MDB_NOSUBDIR | MDB_NOTLS | MDB_NORDAHEAD, 0666))) {
-        bool foreign = rc == MDB_INVALID || rc == MDB_VERSION_MISMATCH;
-        rc = mw_fail(e, foreign ? MW_EFORMAT : rc, false, "cannot open %s: %s%s", file,
-                     foreign ? "not a Moonwire store: " : "", mdb_strerror(rc));
-        goto out;
-    }
     mdb_reader_check(s->env, &dead);
     mdb_env_stat(s->env, &stat);
     s->page_size = stat.ms_psize;
-    if (!fresh && (rc = check_length(s->env, file, s->page_size, e))) goto out;
-    rc = open_tables(s, file, e);
+    if (!fresh) rc = check_length(s->env, file, s->page_size, e);
+    if (!rc) rc = open_tables(s, file, e);
 out:
     free(file);
     return rc;

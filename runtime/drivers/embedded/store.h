@@ -47,7 +47,7 @@ uint64_t mwe_random(void); /* never 0 */
 mwe_worker *mwe_worker_open(const char *folder, mw_error *e);
 void mwe_worker_close(mwe_worker *w); /* removes the file; NULL is fine */
 uint64_t mwe_worker_id(const mwe_worker *w);
-void mwe_worker_beat(mwe_worker *w, int64_t now); /* writer thread */
+void mwe_worker_beat(mwe_worker *w, int64_t now); /* any thread */
 /* A handler starts: returns where that is noted, or 0 when there was no room. Loop threads. */
 uint32_t mwe_worker_begin(mwe_worker *w, uint32_t channel, uint32_t group, uint64_t seq, uint8_t priority,
                           uint32_t attempt);
@@ -123,7 +123,7 @@ struct mwe_store {
 };
 
 /* store.c. Folder problems, foreign and damaged files fail here, before anything is changed. */
-mwe_store *mwe_store_open(const char *folder, uint64_t size, mw_error *e);
+mwe_store *mwe_store_open(const char *folder, uint64_t size, mw_error *e); /* size 0: the default */
 void mwe_store_close(mwe_store *s);
 int mwe_store_resized(mwe_store *s); /* another process made the file larger than our map */
 void mwe_store_error(mwe_store *s, int code, mw_error *e); /* code: MW_E*, MDB_*, errno */
@@ -212,6 +212,7 @@ int mwe_put(mwe_txn *t, int table, MDB_val *key, MDB_val *value, unsigned flags)
 int mwe_del(mwe_txn *t, int table, MDB_val *key); /* MDB_NOTFOUND when absent */
 int mwe_del_here(mwe_txn *t, int table);          /* where the table's cursor stands */
 
+/* These answer MW_EFORMAT for a damaged row, before anything was written: an error of the item alone. */
 int mwe_txn_channel(mwe_txn *t, mwe_channel *c, bool create, mwe_tchannel **out); /* *out NULL: absent */
 int mwe_txn_groups(mwe_txn *t, mwe_tchannel *c);
 mwe_tgroup *mwe_txn_group_named(mwe_tchannel *c, const char *name, size_t len);

@@ -178,7 +178,7 @@ static int next_id(mwe_txn *t, const char *name, uint32_t *id) {
     *id = 0;
     int rc = mwe_get(t, MWE_META, &key, &value);
     if (rc && rc != MDB_NOTFOUND) return rc;
-    if (rc == 0 && !mwe_read_row(&value, id, sizeof *id)) return MDB_CORRUPTED;
+    if (rc == 0 && !mwe_read_row(&value, id, sizeof *id)) return MW_EFORMAT;
     ++*id;
     value = (MDB_val){sizeof *id, id};
     return mwe_put(t, MWE_META, &key, &value, 0);
@@ -189,7 +189,7 @@ static int load_channel(mwe_txn *t, mwe_channel *channel, mwe_tchannel **out) {
     mwe_channel_row row = {0};
     int rc = mwe_get(t, MWE_CHANNELS, &key, &value);
     if (rc && rc != MDB_NOTFOUND) return rc;
-    if (rc == 0 && !mwe_read_row(&value, &row, sizeof row)) return MDB_CORRUPTED;
+    if (rc == 0 && !mwe_read_row(&value, &row, sizeof row)) return MW_EFORMAT;
     mwe_tchannel *c = calloc(1, sizeof *c);
     if (!c) abort();
     c->channel = channel;
@@ -237,7 +237,7 @@ int mwe_txn_groups(mwe_txn *t, mwe_tchannel *c) {
     for (; rc == 0 && mwe_has_prefix(&key, prefix); rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
         mwe_group_row row;
         if (!mwe_read_row(&value, &row, sizeof row) || (row.slots != 1 && row.slots != MWE_SLOTS))
-            return MDB_CORRUPTED;
+            return MW_EFORMAT;
         add_group(c, (char *)key.mv_data + prefix->mv_size, key.mv_size - prefix->mv_size, &row);
     }
     if (rc && rc != MDB_NOTFOUND) return rc;

@@ -6,7 +6,7 @@
  * writes nothing to the disk. A crash leaves the table behind, and whoever finds it counts an attempt for
  * each entry ("at least the attempt it was at", so that doing it twice changes nothing).
  *
- * begin and end: loop threads, under the table's lock. Heartbeat, look, bury: the writer thread. */
+ * begin and end: loop threads, under the table's lock. Heartbeat: any thread. Look, bury: the writer. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
