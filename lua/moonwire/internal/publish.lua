@@ -107,14 +107,15 @@ end
 local function with_headers(headers)
   local block = ffi.new "mw_headers_out"
   local ok, err = add_headers(block, headers)
-  local m
-  if ok then
-    parts.headers, parts.headers_len = block.data, block.len
-    m = C.mw_message_make(parts, failure)
-    if m == nil then err = ffi.string(failure.text) end
+  if not ok then
+    C.mw_ffi_headers_free(block)
+    return nil, err
   end
+  parts.headers, parts.headers_len = block.data, block.len
+  local m = C.mw_message_make(parts, failure)
   C.mw_ffi_headers_free(block)
-  return m, err
+  if m == nil then return nil, ffi.string(failure.text) end -- the pointer NULL, which is true
+  return m
 end
 
 --- A message in C, with one reference for the caller.
