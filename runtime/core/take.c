@@ -3,12 +3,6 @@
 #include "base/log.h"
 #include "core/pipeline_defs.h"
 
-static uint32_t level_of(const mw_delivery *d) {
-    mw_parts parts;
-    mw_message_parts(d->msg, &parts);
-    return parts.priority;
-}
-
 static void batch_waited(mw_timer *t) {
     mw_pipeline *p = mw_container_of(t, mw_pipeline, batch_timer);
     p->batch_due = true;
@@ -17,7 +11,7 @@ static void batch_waited(mw_timer *t) {
 
 void mw_delivery_make_ready(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
-    uint32_t level = level_of(d);
+    uint32_t level = mw_message_priority(d->msg);
     d->state = MW_D_READY;
     mw_list_push(&p->ready[level], d);
     p->ready_levels |= 1u << level;
@@ -28,7 +22,7 @@ void mw_delivery_make_ready(mw_delivery *d) {
 
 void mw_delivery_unready(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
-    uint32_t level = level_of(d);
+    uint32_t level = mw_message_priority(d->msg);
     mw_list_remove(&p->ready[level], d);
     if (!p->ready[level].first) p->ready_levels &= ~(1u << level);
     if (--p->ready_count) return;

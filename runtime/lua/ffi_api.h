@@ -55,6 +55,9 @@ typedef struct mw_failure {
 
 void mw_message_parts(const struct mw_message *m, mw_parts *out);
 struct mw_message *mw_message_make(const mw_parts *p, mw_failure *e); /* checked; NULL: e says why */
+/* A message of these parts, but with this body, that goes out with the delivery's ack. -1: e says why. */
+int mw_delivery_send(struct mw_delivery *d, struct mw_link *l, const char *channel, const mw_parts *p,
+                     const char *body, size_t len, int64_t delay_ms, mw_failure *e);
 struct mw_message *mw_message_ref(struct mw_message *m);
 void mw_message_unref(struct mw_message *m);
 bool mw_ffi_headers_next(const char *block, size_t len, size_t *at, mw_header_view *out);
