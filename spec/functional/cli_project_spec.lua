@@ -129,19 +129,20 @@ describe("new", function()
     assert.truthy(result.stderr:find("cd shop", 1, true))
     assert.equal("ok: 1 pipeline\n", here:run({ "check", "shop" }).stdout)
     local shop = setmetatable({ path = here.path .. "/shop" }, getmetatable(here))
-    local function publish(body) assert.equal(0, shop:run({ "publish", "order.created.v1", body }).code) end
-    publish '{"id":"o-1","email":"ann@example.org"}'
-    publish '{"id":"o-2","email":"bob@example.org","quantity":1000}'
-    publish '{"id":"o-3"}'
+    shop:write(".env", shop:read ".env.example")
+    local function publish(body) assert.equal(0, shop:run({ "publish", "orders", body }).code) end
+    publish '{"item":"teapot","quantity":1}'
+    publish '{"item":"teapot","quantity":1000}'
+    publish '{"item":"teapot"}'
     result = shop:run { "run", "--once", "--log", "json" }
     assert.equal(0, result.code, result.stderr)
-    assert.equal("o-1", log_lines(result.stderr)["order taken"].order)
-    local letters = cli.objects(shop:run({ "dlq", "ls", "order.created.v1.dead", "--json" }).stdout)
+    assert.equal("teapot", log_lines(result.stderr)["order taken"].item)
+    local letters = cli.objects(shop:run({ "dlq", "ls", "orders.dead", "--json" }).stdout)
     assert.equal(2, #letters)
     local classes = { letters[1].class, letters[2].class }
     table.sort(classes)
     assert.same({ "business", "invalid" }, classes)
-    result = shop:run { "tail", "email.requested.v1", "--json", "--no-follow" }
+    result = shop:run { "tail", "orders.taken", "--json", "--no-follow" }
     assert.equal(1, #cli.objects(result.stdout))
   end)
 

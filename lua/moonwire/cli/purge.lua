@@ -34,18 +34,21 @@ local function release(run, letter)
   end
 end
 
--- The letters go first: a key must not be released for a letter that stays.
+-- The keys go first, and the broker takes them in that order: when the removal is confirmed, both are durable, and a
+-- crash in between leaves a letter that can be purged again instead of a key that nobody can release.
 local function remove_page(run, page)
   if #page == 0 then return end
   local positions = {}
-  for i, letter in ipairs(page) do positions[i] = letter.position end
+  for i, letter in ipairs(page) do
+    positions[i] = letter.position
+    release(run, letter)
+  end
   local removed, why, retryable = channel.remove(run.link, run.values.CHANNEL, positions, {})
   if not removed then
     run.bar:over()
     fail.raise(retryable and fail.UNAVAILABLE or fail.FAILED, "%d removed, then: %s", run.removed, why)
   end
   run.removed = run.removed + removed
-  for _, letter in ipairs(page) do release(run, letter) end
   run.bar:at(run.removed)
 end
 

@@ -21,8 +21,9 @@ for _, entry in ipairs(M.list) do by_name[entry.name] = entry end
 ---@return table|nil entry
 function M.find(name) return by_name[name] end
 
---- The verb's description and code.
----@return table
+--- The verb's description and code: a table as args.lua describes it, with `run(values) -> exit code`, and maybe
+--- `verbs` of its own; or a function(argv, from) -> exit code, which reads its words itself.
+---@return table|fun(argv: string[], from: integer): integer
 function M.load(name) return require("moonwire.cli." .. name) end
 
 ---@return string[]
