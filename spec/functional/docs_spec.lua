@@ -100,23 +100,38 @@ RUN["lua check"] = function(block)
   app:close()
   if not ok then error(problems, 0) end
 end
--- A page of an example speaks of its own folder; the blocks of others begin with an empty one.
-local function folder_for(page)
+-- A page is read from its top: its blocks share a folder, and each begins where the one before it ended. A page of an
+-- example speaks of a copy of that; others begin with an empty folder.
+local places = {}
+
+local function place_for(page)
+  local place = places[page]
+  if place then return place end
   local dir, example = process.tmpdir(), page:match "^(examples/.*)/README%.md$"
-  if not example then return dir end
-  assert(process.run({ "cp", "-r", root .. "/" .. example, dir .. "/it" }).code == 0)
-  assert(process.run({ "rm", "-rf", dir .. "/it/data" }).code == 0)
-  return dir .. "/it"
+  place = { cwd = dir .. "/it", mark = dir .. "/pwd" }
+  if example then
+    assert(process.run({ "cp", "-r", root .. "/" .. example, place.cwd }).code == 0)
+    assert(process.run({ "rm", "-rf", place.cwd .. "/data" }).code == 0)
+  else
+    assert(process.run({ "mkdir", place.cwd }).code == 0)
+  end
+  places[page] = place
+  return place
 end
 
 RUN["sh run"] = function(block, page)
+  local place = place_for(page)
   local result = process.run {
-    "bash", "-euo", "pipefail", "-c", block.text,
-    cwd = folder_for(page), env = { PATH = path_with_binary(), BROKER_URL = false }, timeout = 60,
+    "bash", "-euo", "pipefail", "-c", block.text .. '\npwd >"$PAGE_MARK"',
+    cwd = place.cwd, env = { PATH = path_with_binary(), BROKER_URL = false, PAGE_MARK = place.mark },
+    timeout = 60,
   }
   if result.code ~= 0 then
     error(("exit %s\n%s%s"):format(tostring(result.code), result.stdout, result.stderr), 0)
   end
+  local mark = assert(io.open(place.mark))
+  place.cwd = mark:read "*l"
+  mark:close()
 end
 
 for _, page in ipairs(pages()) do
