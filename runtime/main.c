@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
         }
     }
     mw_log_flush();
-    if (code == 70) fprintf(stderr, "moonwire: internal error: %s\n", e.text);
+    if (code == 70 && e.text[0]) fprintf(stderr, "moonwire: internal error: %s\n", e.text);
     mw_vm_free(vm);
     mw_core_shutdown();
     return code;

@@ -120,13 +120,14 @@ typedef struct mw_browse {
     void *cookie;
 } mw_browse;
 
-typedef struct mw_removal { /* removes messages and publishes others, in one transaction where the broker has
-                               them */
+typedef struct mw_removal { /* removes messages and publishes their replacements, in one transaction where the
+                               broker has them */
     const char *channel;
     const uint64_t *positions; /* those that are gone already are no error */
     size_t count;
-    const mw_publication *publish;
-    size_t publish_count;
+    const mw_publication
+        *publish; /* publish[i] replaces positions[i], and is sent only when that one was still there */
+    size_t publish_count; /* 0, or count */
     void *cookie;
 } mw_removal;
 

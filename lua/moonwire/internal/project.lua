@@ -98,7 +98,8 @@ end
 --- `embedded:data` means a folder of the project, wherever the process was started.
 local function resolve(url, dir)
   local path = url:match "^embedded:([^/].*)$"
-  return path and "embedded:" .. dir .. "/" .. path or url
+  local folder = dir:gsub("[%%?]", { ["%"] = "%25", ["?"] = "%3F" }) -- a URL, not a path
+  return path and "embedded:" .. folder .. "/" .. path or url
 end
 
 local function connect(self, url)

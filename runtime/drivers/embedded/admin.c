@@ -218,6 +218,26 @@ static int remove_all(mwe_txn *t, mwe_tchannel *c, remove_op *o) {
     return rc;
 }
 
+/* A replacement goes out only for a message that is still there: two replays at once must not send it twice.
+ */
+static int publish_replacements(mwe_txn *t, mwe_tchannel *c, remove_op *o) {
+    mwe_publish *present = mwe_alloc((o->r.publish_count + 1) * sizeof *present);
+    size_t count = 0;
+    int rc = 0;
+    for (size_t i = 0; i < o->r.publish_count && !rc; i++) {
+        mwe_key k;
+        MDB_val value;
+        rc = mwe_get(t, MWE_MESSAGES, mwe_key_message(&k, c->row.id, o->r.positions[i]), &value);
+        if (rc == 0)
+            present[count++] = o->publish[i];
+        else if (rc == MDB_NOTFOUND)
+            rc = 0;
+    }
+    if (!rc) rc = mwe_publish_apply(t, present, count, &o->code);
+    free(present);
+    return rc;
+}
+
 static int apply_remove(mwe_txn *t, mwe_op *op, uint32_t i) {
     (void)i;
     remove_op *o = (remove_op *)op;
@@ -231,8 +251,9 @@ static int apply_remove(mwe_txn *t, mwe_op *op, uint32_t i) {
         o->code = rc;
         return 0;
     }
-    if (!rc) rc = mwe_publish_apply(t, o->publish, o->r.publish_count, &o->code);
-    return rc || o->code || !c ? rc : remove_all(t, c, o);
+    if (rc || !c) return rc;
+    rc = publish_replacements(t, c, o);
+    return rc || o->code ? rc : remove_all(t, c, o);
 }
 
 static void finish_remove(mwe_op *op) {

@@ -117,10 +117,10 @@ void mem_remove(mw_conn *conn, const mw_removal *x) {
         for (mem_group *g = c->log ? c->log : c->groups; g; g = g->next)
             any = remove_item(g, x->positions[i]) || any;
         r->removed += any;
+        if (any && i < x->publish_count)
+            mem_publish(mem_channel_get(r->conn->broker, x->publish[i].channel), x->publish[i].msg,
+                        x->publish[i].delay_ms);
     }
-    for (size_t i = 0; i < x->publish_count; i++)
-        mem_publish(mem_channel_get(r->conn->broker, x->publish[i].channel), x->publish[i].msg,
-                    x->publish[i].delay_ms);
     mw_defer(r->conn->broker->loop, &r->later, removed_now);
 }
 
