@@ -153,12 +153,19 @@ void mw_site_closed(void *site, mw_pipeline *p) {
     if (s->draining && !any_open(s) && s->drained) s->drained(s->owner);
 }
 
+static bool planned(mw_vm *vm, const mw_pipeline *p) {
+    for (size_t i = 0; i < mw_vm_plans(vm); i++)
+        if (mw_vm_plan(vm, i)->p == p) return true;
+    return false;
+}
+
 size_t mw_site_pipelines(const mw_site *s, mw_pipeline ***out) {
     size_t count = 0;
     *out = malloc((pipeline_count(s) + 1) * sizeof **out);
     if (!*out) abort();
     for (size_t i = 0; i < pipeline_count(s); i++)
-        if (pipeline_at(s, i)->open) (*out)[count++] = pipeline_at(s, i)->p;
+        if (pipeline_at(s, i)->open || (s->current && planned(s->current, pipeline_at(s, i)->p)))
+            (*out)[count++] = pipeline_at(s, i)->p;
     return count;
 }
 
@@ -202,12 +209,6 @@ static int start_new(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
         out->added++;
     }
     return 0;
-}
-
-static bool planned(mw_vm *vm, const mw_pipeline *p) {
-    for (size_t i = 0; i < mw_vm_plans(vm); i++)
-        if (mw_vm_plan(vm, i)->p == p) return true;
-    return false;
 }
 
 static void drain_others(mw_site *s, mw_vm *vm, mw_switch *out) {

@@ -28,7 +28,9 @@ int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e);
 void mw_site_drain(mw_site *s); /* `drained` follows, perhaps at once */
 bool mw_site_draining(const mw_site *s);
 bool mw_site_idle(mw_site *s);
-size_t mw_site_pipelines(const mw_site *s, mw_pipeline ***out); /* those that run or drain */
+size_t mw_site_pipelines(const mw_site *s,
+                         mw_pipeline ***out); /* those of the current generation, and those that still drain;
+                                                 the list is the caller's to free */
 
 /* For vm.c. A vm holds a reference on each link and pipeline that it knows. */
 mw_link *mw_site_link(mw_site *s, const char *url, mw_error *e); /* takes a reference */

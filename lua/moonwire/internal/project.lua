@@ -116,12 +116,12 @@ end
 
 --- Called as the tail of mw.connect, so that level 2 is the line of the user.
 local function connect(self, url)
-  if type(url) ~= "string" then error("mw.connect: expected a broker URL, such as embedded:data", 2) end
+  if type(url) ~= "string" then error("mw.connect: expected a broker URL, such as embedded:data", 3) end
   local failure = ffi.new "mw_failure"
   local given = url
   if self.rewrite then url = self.rewritten(url) end
   local link = C.mw_vm_link(wait.vm, resolve(url, self.dir), failure)
-  if link == nil then error("mw.connect: " .. ffi.string(failure.text), 2) end
+  if link == nil then error("mw.connect: " .. ffi.string(failure.text), 3) end
   local connection = setmetatable({ url = url, given = given, link = link, project = self }, Connection)
   self.connections[#self.connections + 1] = connection
   return connection

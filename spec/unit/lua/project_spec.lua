@@ -102,7 +102,7 @@ describe("a project", function()
       [OK .. "\ncuncurrency = 1"] = '6: pipeline "p": unknown field "cuncurrency"; did you mean "concurrency"?',
       [OK .. "concurrency = 0"] = '5: pipeline "p": concurrency must be a whole number from 1 to 100000, got 0',
       [OK .. 'order = "keys"'] =
-        '5: pipeline "p": order must be one of "key", "source", "none"; did you mean "key"?, got "keys"',
+        '5: pipeline "p": order must be one of "key", "source", "none", got "keys"; did you mean "key"?',
       [OK .. "timeout = 0"] = '5: pipeline "p": timeout must be seconds, 0.001 or more, got 0',
       [OK .. "lease = 0.5"] = '5: pipeline "p": lease must be seconds, 1 or more, got 0.5',
       [OK .. 'group = ""'] = '5: pipeline "p": group must be a string that is not empty, got ""',
