@@ -89,7 +89,8 @@ void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason,
     mw_delivery_log(MW_ERROR, "dead letter", d);
     mw_log_text("class", class_name);
     mw_log_str("reason", reason, reason_len);
-    if (d->error) mw_log_text("error", d->error->data);
+    if (d->error && (d->error->len != reason_len || memcmp(d->error->data, reason, reason_len) != 0))
+        mw_log_text("error", d->error->data);
     mw_log_text("to", p->spec.dead_channel);
     mw_log_end();
     mw_settle_ack(d);

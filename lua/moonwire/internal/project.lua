@@ -12,6 +12,8 @@ local wait = require "moonwire.internal.wait"
 local M = {}
 
 local ORDERS = { none = 0, key = 1, source = 2 }
+-- as in core/driver.h
+local CAN_DEDUPE, CAN_RETAIN = 16, 256
 local ON_DEAD = { continue = 0, hold_key = 1, dead_key = 2 }
 
 local PIPELINE = {
@@ -89,6 +91,11 @@ function Connection:channel(name, options)
     options = fields.check(options, { retain = { kind = "table" } }, where, project.problems)
     if options.retain then
       local retain = fields.check(options.retain, RETAIN, where, project.problems, "retain")
+      if not project.rewrite and bit.band(C.mw_vm_link_can(self.link), CAN_RETAIN) == 0 then
+        project.problems[#project.problems + 1] = ("%s:%d: %s: %s cannot keep messages that were handled: leave out retain")
+          :format(where.file, fields.line_of(where.source, where.line, "retain"), where.what,
+            ffi.string(C.mw_vm_link_driver(self.link)))
+      end
       project.declared[#project.declared + 1] = { channel = channel, retain = retain }
     end
   end
@@ -171,7 +178,7 @@ local function dedupe_of(self, p, settings, from)
   local store = d.store
   if store == nil then
     d.link = from.connection.link
-    if bit.band(C.mw_vm_link_can(d.link), 16) == 0 then store = "memory" end
+    if bit.band(C.mw_vm_link_can(d.link), CAN_DEDUPE) == 0 then store = "memory" end
   end
   if store == "memory" then store = "memory:moonwire-dedupe" end
   if type(store) == "string" then
