@@ -62,7 +62,7 @@ local function number(value)
   return ("%.2f"):format(value)
 end
 
---- fields: group, name, unit, ours, wall (ours by the wall clock), baseline, ratio, target (a text), ok (nil: no target)
+--- fields: group, name, unit, ours, wall (ours by the wall clock), baseline, ratio, target (text), ok (nil: no target)
 local function add(fields)
   rows[#rows + 1] = fields
   if options.json then return end
