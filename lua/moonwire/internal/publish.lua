@@ -31,8 +31,8 @@ local function add_headers(block, headers)
   return true
 end
 
---- An option that does not exist, or nil. The first few are looked at without a loop: the compiler does not take a handler in one piece that runs
---- into a loop which it has compiled already.
+--- An option that does not exist, or nil. The first few are looked at without a loop: the compiler does not take a
+--- handler in one piece that runs into a loop which it has compiled already.
 local function unknown_option(options)
   local name = next(options)
   if name == nil then return nil end
@@ -58,7 +58,9 @@ local function check_options(options)
   if p ~= nil and (type(p) ~= "number" or p < 0 or p > 9 or p % 1 ~= 0) then
     return nil, "priority must be a whole number from 0 to 9"
   end
-  if d ~= nil and (type(d) ~= "number" or d < 0 or d ~= d or d > 3.2e9) then return nil, "delay must be seconds, 0 or more" end
+  if d ~= nil and (type(d) ~= "number" or d < 0 or d ~= d or d > 3.2e9) then
+    return nil, "delay must be seconds, 0 or more"
+  end
   if options.id ~= nil and type(options.id) ~= "string" then return nil, "id must be a string" end
   if options.type ~= nil and type(options.type) ~= "string" then return nil, "type must be a string" end
   if options.headers ~= nil and type(options.headers) ~= "table" then return nil, "headers must be a table" end
@@ -73,10 +75,10 @@ local function encode(body)
   return text
 end
 
-local kept = {} -- what `parts` points into, as long as it may be read
+local kept = {} -- luacheck: ignore 241 (what `parts` points into must live as long as it may be read)
 
---- Fills `parts` with everything but the body and the headers. Encoding the body leaves the compiled code, and what comes after it in the handler is
---- interpreted: so this stands before it, and little after it.
+--- Fills `parts` with everything but the body and the headers. Encoding the body leaves the compiled code, and what
+--- comes after it in the handler is interpreted: so this stands before it, and little after it.
 local function prepare(body, options)
   local ok, err = check_options(options)
   if not ok then return nil, err end
