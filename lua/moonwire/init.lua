@@ -1,4 +1,5 @@
---- What handlers and `moonwire.lua` see: `local mw = require "moonwire"`. `connect`, `pipeline`, `settings` and `env` belong to the project that is being
+--- What handlers and `moonwire.lua` see: `local mw = require "moonwire"`. `connect`, `pipeline`, `settings` and `env`
+--- belong to the project that is being
 --- read (internal/project.lua).
 local C = require "moonwire.internal.cdef"
 local async = require "moonwire.internal.async"

@@ -1,4 +1,5 @@
---- Structured log lines: `mw.log.info("paid", { order = 7 })`. Inside a handler each line carries the message's id, pipeline and attempt.
+--- Structured log lines: `mw.log.info("paid", { order = 7 })`. Inside a handler each line carries the message's id,
+--- pipeline and attempt.
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 local wait = require "moonwire.internal.wait"

@@ -7,7 +7,8 @@ local M = {}
 local dict = C.mw_dict_named "metrics"
 local MOST = 1000 -- series: a label with a customer's id in it must not eat the memory
 
-local function escape(value) return (tostring(value):gsub('[\\"\n]', { ["\\"] = "\\\\", ['"'] = '\\"', ["\n"] = "\\n" })) end
+local ESCAPES = { ["\\"] = "\\\\", ['"'] = '\\"', ["\n"] = "\\n" }
+local function escape(value) return (tostring(value):gsub('[\\"\n]', ESCAPES)) end
 
 local function series(name, labels, level)
   if type(name) ~= "string" or not name:match "^[%a_][%w_]*$" then
@@ -38,7 +39,9 @@ end
 ---@param labels table<string, string|number>|nil
 function M.count(name, by, labels)
   local key = series(name, labels, 2)
-  if by ~= nil and not (type(by) == "number" and by >= 0 and by < math.huge) then error("mw.metrics.count: a counter only grows", 2) end
+  if by ~= nil and not (type(by) == "number" and by >= 0 and by < math.huge) then
+    error("mw.metrics.count: a counter only grows", 2)
+  end
   if admit(key) then C.mw_dict_add(dict, key, #key, by or 1, 0, 0) end
 end
 

@@ -1,4 +1,5 @@
---- `mw.shared`: a dictionary that outlives reloads. Values are strings, numbers and booleans; each may have a time to live.
+--- `mw.shared`: a dictionary that outlives reloads. Values are strings, numbers and booleans; each may have a time to
+--- live.
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 local wait = require "moonwire.internal.wait"

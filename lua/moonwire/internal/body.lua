@@ -1,4 +1,5 @@
---- Reading a message's body where it lies, in C memory: the whole of it into tables, or single fields without building the rest.
+--- Reading a message's body where it lies, in C memory: the whole of it into tables, or single fields without
+--- building the rest.
 local ffi = require "ffi"
 local json = require "moonwire.json"
 local core = require "moonwire.json.core"
@@ -50,7 +51,8 @@ local function rest(path, ...)
   return found(path), rest(...)
 end
 
---- The values at the paths, nil where there is nothing. `invalid(text)` is called, and must raise, when the body is not JSON.
+--- The values at the paths, nil where there is nothing. `invalid(text)` is called, and must raise, when the body is
+--- not JSON.
 function M.find(pointer, len, invalid, path, second, ...)
   if C.mw_json_parse(doc, pointer, len) ~= 0 then invalid("body is not JSON: " .. ffi.string(C.mw_json_error(doc))) end
   if second == nil then return found(path) end

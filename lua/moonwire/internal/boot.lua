@@ -1,4 +1,5 @@
---- Makes a generation: reads the project in this state, opens its connections, and ties its pipelines to their handlers.
+--- Makes a generation: reads the project in this state, opens its connections, and ties its pipelines to their
+--- handlers.
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
 local ffi = require "ffi"
@@ -10,7 +11,7 @@ local verdict = require "moonwire.internal.verdict"
 local wait = require "moonwire.internal.wait"
 local worker = require "moonwire.internal.worker"
 
-string.dump = nil -- reachable through any string otherwise
+string.dump = nil -- luacheck: ignore 122; reachable through any string otherwise
 
 message.invalid = function(text) error(fault.new { class = "invalid", text = text }, 0) end
 
@@ -135,7 +136,8 @@ local function open(read)
   end
   for _, d in ipairs(read.declared) do
     local retain = d.retain
-    if C.mw_vm_declare(d.channel:link_of(), d.channel.name, math.floor((retain.age or 0) * 1000), retain.count or 0, failure) ~= 0 then
+    local age = math.floor((retain.age or 0) * 1000)
+    if C.mw_vm_declare(d.channel:link_of(), d.channel.name, age, retain.count or 0, failure) ~= 0 then
       return nil, ("channel %q: %s"):format(d.channel.name, ffi.string(failure.text))
     end
   end
@@ -143,7 +145,7 @@ local function open(read)
 end
 
 --- Called by C: `dir`, and `check = true` to stop before anything is opened.
----@return boolean|nil ok, string|number error or the drain limit; a text that begins with "!" is about a broker, not the project
+---@return boolean|nil ok, string|number error or the drain limit; a text with "!" in front is about a broker
 return function(options)
   if options.jit == "off" then jit.off() end
   jit.opt.start("maxtrace=4000", "maxmcode=16384")

@@ -1,4 +1,5 @@
---- What a handler is given. Fields are made on first use: a handler that reads two fields of the body pays for two fields.
+--- What a handler is given. Fields are made on first use: a handler that reads two fields of the body pays for two
+--- fields.
 --- After the verdict the record in C is gone; fields that were read before stay, others raise an error.
 local C = require "moonwire.internal.cdef"
 local body = require "moonwire.internal.body"

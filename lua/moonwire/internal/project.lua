@@ -1,4 +1,5 @@
---- Reads a project: `.env`, `moonwire.lua`, the handlers it names and their schemas. Everything that can be checked without a broker is checked here;
+--- Reads a project: `.env`, `moonwire.lua`, the handlers it names and their schemas. Everything that can be checked
+--- without a broker is checked here;
 --- all problems are collected, so that one look shows them all.
 local C = require "moonwire.internal.cdef"
 local env = require "moonwire.internal.env"
@@ -92,9 +93,9 @@ function Connection:channel(name, options)
     if options.retain then
       local retain = fields.check(options.retain, RETAIN, where, project.problems, "retain")
       if not project.rewrite and bit.band(C.mw_vm_link_can(self.link), CAN_RETAIN) == 0 then
-        project.problems[#project.problems + 1] = ("%s:%d: %s: %s cannot keep messages that were handled: leave out retain")
-          :format(where.file, fields.line_of(where.source, where.line, "retain"), where.what,
-            ffi.string(C.mw_vm_link_driver(self.link)))
+        local text = "%s:%d: %s: %s cannot keep messages that were handled: leave out retain"
+        project.problems[#project.problems + 1] = text:format(where.file,
+          fields.line_of(where.source, where.line, "retain"), where.what, ffi.string(C.mw_vm_link_driver(self.link)))
       end
       project.declared[#project.declared + 1] = { channel = channel, retain = retain }
     end
@@ -160,7 +161,8 @@ local function channel_or_name(self, p, field, value, from)
   if type(value) == "string" and value ~= "" and from then
     return setmetatable({ name = value, connection = from.connection }, Channel)
   end
-  complain(self, p, field, ("%s must be a channel, such as broker:channel \"orders\", got a %s"):format(field, type(value)))
+  local text = "%s must be a channel, such as broker:channel \"orders\", got a %s"
+  complain(self, p, field, text:format(field, type(value)))
   return nil
 end
 
@@ -207,10 +209,15 @@ local function settle_pipeline(self, p)
   local s = fields.check(p.given, PIPELINE, p.where, self.problems)
   if s.from == nil or s.handler == nil then return end
   local from = channel_or_name(self, p, "from", s.from)
-  local dead = s.dead == nil and from and setmetatable({ name = from.name .. ".dead", connection = from.connection }, Channel)
-    or s.dead ~= nil and channel_or_name(self, p, "dead", s.dead, from)
+  local dead
+  if s.dead ~= nil then
+    dead = channel_or_name(self, p, "dead", s.dead, from)
+  elseif from then
+    dead = setmetatable({ name = from.name .. ".dead", connection = from.connection }, Channel)
+  end
   if s.dead == false then
-    complain(self, p, "dead", "dead = false would lose messages: leave it out, and they go to the channel's name + \".dead\"")
+    complain(self, p, "dead",
+      "dead = false would lose messages: leave it out, and they go to the channel's name + \".dead\"")
   end
   local loaded, err = handler.load(self, s.handler, s.options)
   if not loaded then complain(self, p, "handler", err) end
@@ -292,7 +299,9 @@ end
 local function run_main(self)
   local chunk, err = self.sandbox.load_file "moonwire.lua"
   if not chunk then
-    if not io.open(self.dir .. "/moonwire.lua") then err = ("%s: there is no moonwire.lua; `moonwire new` makes a project"):format(self.dir) end
+    if not io.open(self.dir .. "/moonwire.lua") then
+      err = ("%s: there is no moonwire.lua; `moonwire new` makes a project"):format(self.dir)
+    end
     self.problems[#self.problems + 1] = err
     return
   end
@@ -307,7 +316,8 @@ end
 function M.read(dir, options)
   options = options or {}
   local self = {
-    dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {}, pipelines = {},
+    dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {},
+    pipelines = {},
     by_name = {}, declared = {}, settings = { drain = 25 }, rewritten = options.rewrite and rewriter(options.rewrite),
   }
   local mw

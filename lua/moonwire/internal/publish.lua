@@ -22,7 +22,9 @@ end
 
 local function add_headers(block, headers)
   for name, value in pairs(headers) do
-    if type(name) ~= "string" or name == "" then return nil, "a header's name must be a string, got " .. tostring(name) end
+    if type(name) ~= "string" or name == "" then
+      return nil, "a header's name must be a string, got " .. tostring(name)
+    end
     if #name > 255 then return nil, ("a header's name has %d bytes, over the limit of 255"):format(#name) end
     if type(value) == "number" or type(value) == "boolean" then value = tostring(value) end
     if type(value) ~= "string" then return nil, ("header %q must be a string, got %s"):format(name, type(value)) end
@@ -221,11 +223,12 @@ end
 
 local NO_OPTIONS = {}
 
---- Sends a message. It leaves with the ack: in the same transaction where the broker has them, else confirmed before it; when the handler fails, it
+--- Sends a message. It leaves with the ack: in the same transaction where the broker has them, else confirmed before
+--- it; when the handler fails, it
 --- is not sent. With `now = true` it is sent at once and the call waits for the confirm.
 ---@param target moonwire.Channel|string a channel, or a name on the pipeline's own connection
 ---@param body any a string is sent as it is, anything else as JSON
----@param options { key: string, headers: table, id: string, delay: number, priority: integer, type: string, now: boolean, of: moonwire.Message }|nil
+---@param options moonwire.PublishOptions|nil
 function M.publish(target, body, options)
   local task = root_task()
   if not task or task.delivery == nil then error("mw.publish: only inside a handler", 2) end
@@ -243,7 +246,8 @@ function M.publish(target, body, options)
   if not m then error("mw.publish: " .. err, 2) end
   local ok, why, retryable = M.now(link, channel, m, options.delay)
   if not ok then
-    error(fault.new { class = retryable and "transient" or "invalid", text = ("publish to %s: %s"):format(channel, why) }, 0)
+    local text = ("publish to %s: %s"):format(channel, why)
+    error(fault.new { class = retryable and "transient" or "invalid", text = text }, 0)
   end
 end
 

@@ -1,4 +1,5 @@
---- The scheduler of one state: takes what C has ready, runs it in coroutines, and hands back verdicts. C calls `tick` after the poll; everything
+--- The scheduler of one state: takes what C has ready, runs it in coroutines, and hands back verdicts. C calls `tick`
+--- after the poll; everything
 --- else happens in here. See docs/architecture.md, "Dispatch".
 local C = require "moonwire.internal.cdef"
 local core = require "moonwire.core"

@@ -1,4 +1,5 @@
---- The world of user scripts: standard Lua without ffi, debug, os.execute and io.popen; text chunks only; a global by accident is an error. It
+--- The world of user scripts: standard Lua without ffi, debug, os.execute and io.popen; text chunks only; a global by
+--- accident is an error. It
 --- keeps honest people from accidents; it is not a prison for hostile code.
 local nearest = require "moonwire.internal.nearest"
 local wait = require "moonwire.internal.wait"
@@ -107,7 +108,9 @@ function M.new(dir, builtin)
       loaded[name] = given
       return given
     end
-    if not name:match "^[%w_%-%.]+$" or name:find("..", 1, true) then return nil, ("%q is not a module name"):format(name) end
+    if not name:match "^[%w_%-%.]+$" or name:find("..", 1, true) then
+      return nil, ("%q is not a module name"):format(name)
+    end
     local relative = self.find(name)
     if not relative then
       local path = name:gsub("%.", "/")

@@ -1,4 +1,5 @@
---- The loop over messages. It runs inside pooled coroutines and is Lua from end to end, so that LuaJIT compiles it together with the handler; C is
+--- The loop over messages. It runs inside pooled coroutines and is Lua from end to end, so that LuaJIT compiles it
+--- together with the handler; C is
 --- reached by leaf calls only. A handler that waits keeps its coroutine, and another one goes on with the rest.
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
