@@ -27,6 +27,14 @@ function M.get(key)
   return nil
 end
 
+local SWEEP_EVERY = 1000 -- values with an end: those that nobody reads again must not stay for ever
+local mortal = 0
+
+local function sweep_sometimes()
+  mortal = mortal + 1
+  if mortal % SWEEP_EVERY == 0 then C.mw_dict_sweep(dict, now()) end
+end
+
 ---@param key string
 ---@param value string|number|boolean|nil nil removes it
 ---@param ttl number|nil seconds
@@ -36,6 +44,7 @@ function M.set(key, value, ttl)
     error("mw.shared.set: ttl must be seconds above 0", 2)
   end
   local expires = ttl and math.floor(now() + ttl * 1000) or 0
+  if ttl then sweep_sometimes() end
   if value == nil then
     C.mw_dict_remove(dict, key, #key)
   elseif type(value) == "number" then

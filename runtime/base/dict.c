@@ -131,6 +131,15 @@ bool mw_dict_remove(mw_dict *d, const char *key, size_t len) {
     return true;
 }
 
+void mw_dict_sweep(mw_dict *d, int64_t now_ms) {
+    uint32_t at = 0;
+    for (entry *e; (e = mw_map_next(&d->entries, &at, NULL));)
+        if (e->expires && e->expires <= now_ms) {
+            mw_dict_remove(d, e->key, e->len);
+            at--; /* the removal may have moved another entry into this place */
+        }
+}
+
 uint32_t mw_dict_count(const mw_dict *d) { return d->count; }
 
 int mw_dict_get(mw_dict *d, const char *key, size_t len, int64_t now_ms, double *number, const char **text,

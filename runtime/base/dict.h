@@ -19,6 +19,7 @@ void mw_dict_set_string(mw_dict *d, const char *key, size_t len, const char *val
 double mw_dict_add(mw_dict *d, const char *key, size_t len, double by, double start, int64_t now_ms);
 bool mw_dict_remove(mw_dict *d, const char *key, size_t len);
 uint32_t mw_dict_count(const mw_dict *d);
+void mw_dict_sweep(mw_dict *d, int64_t now_ms); /* removes what has expired */
 
 /* The kind: 0 absent or expired, 'n' number, 'b' boolean (in *number), 's' string. */
 int mw_dict_get(mw_dict *d, const char *key, size_t len, int64_t now_ms, double *number, const char **text,

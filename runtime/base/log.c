@@ -125,7 +125,11 @@ void mw_log_begin(int level, const char *text) {
         put_value(text, strlen(text));
     } else if (colour) {
         put_time();
-        mw_buf_printf(&line, " %s%-5s\033[0m %-22s", paints[level], names[level], text);
+        char shown[256]; /* a handler's text must not paint the terminal */
+        size_t n = clean(text, strlen(text), shown, sizeof shown - 1);
+        for (size_t i = 0; i < n; i++)
+            if ((unsigned char)shown[i] < ' ' || shown[i] == 0x7f) shown[i] = '?';
+        mw_buf_printf(&line, " %s%-5s\033[0m %-22.*s", paints[level], names[level], (int)n, shown);
     } else {
         mw_buf_puts(&line, "time=");
         put_time();

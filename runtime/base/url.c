@@ -57,7 +57,8 @@ int mw_url_parse(mw_url *u, const char *text, mw_error *e) {
     size_t scheme = strspn(u->space, "abcdefghijklmnopqrstuvwxyz0123456789+-.");
     if (!rest || rest != u->space + scheme || !scheme) {
         mw_fail(e, MW_EUSAGE, false,
-                "\"%s\" is not a broker URL: it must begin with a scheme, such as embedded:data", text);
+                "\"%.*s\" is not a broker URL: it must begin with a scheme, such as embedded:data",
+                (int)strcspn(text, ":"), text); /* what follows may hold a password */
         goto fail;
     }
     u->scheme = u->space;

@@ -41,6 +41,7 @@ void mw_delivery_ack(mw_delivery *d) {
 void mw_delivery_drop(mw_delivery *d, const char *reason, size_t reason_len) {
     if (!still_ours(d)) return;
     d->pipeline->counters.dropped++;
+    if (d->replay) d->mark = MW_MARK_NONE; /* done with, one way or the other: its key goes on */
     mw_outgoing_discard(d);
     mw_delivery_log(MW_INFO, "dropped", d);
     mw_log_str("reason", reason, reason_len);

@@ -133,6 +133,7 @@ void mw_dict_set_string(struct mw_dict *d, const char *key, size_t len, const ch
 double mw_dict_add(struct mw_dict *d, const char *key, size_t len, double by, double start, int64_t now_ms);
 bool mw_dict_remove(struct mw_dict *d, const char *key, size_t len);
 uint32_t mw_dict_count(const struct mw_dict *d);
+void mw_dict_sweep(struct mw_dict *d, int64_t now_ms);
 int mw_dict_get(struct mw_dict *d, const char *key, size_t len, int64_t now_ms, double *number,
                 const char **text, size_t *text_len);
 bool mw_dict_next(struct mw_dict *d, uint32_t *at, const char **key, size_t *len);

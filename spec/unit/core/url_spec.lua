@@ -65,7 +65,8 @@ describe("a broker URL", function()
     for _, text in ipairs { "", ":", "data", "data/dir", "://h", "Redis://h", "re dis:x", "/x:y" } do
       local u, err = parse(text)
       assert.is_nil(u, text)
-      assert.equal(('"%s" is not a broker URL: it must begin with a scheme, such as embedded:data'):format(text), err)
+      local shown = text:match "^[^:]*" -- what follows may hold a password
+      assert.equal(('"%s" is not a broker URL: it must begin with a scheme, such as embedded:data'):format(shown), err)
     end
   end)
 
