@@ -8,7 +8,8 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "base/text.h"
-#include "lua/app.h"
+#include "app/app.h"
+#include "app/door.h"
 #include "lua/vm.h"
 
 static mw_loop *process_loop;
@@ -65,9 +66,15 @@ static int l_memory(lua_State *L) { /* bytes this state holds */
 }
 
 int luaopen_moonwire_core(lua_State *L) {
-    static const luaL_Reg functions[] = {{"set_tick", l_set_tick}, {"step", l_step},
-                                         {"terminal", l_terminal}, {"memory", l_memory},
-                                         {"app", mw_app_new},      {NULL, NULL}};
+    static const luaL_Reg functions[] = {{"set_tick", l_set_tick},
+                                         {"step", l_step},
+                                         {"terminal", l_terminal},
+                                         {"memory", l_memory},
+                                         {"app", mw_app_new},
+                                         {"control_path", mw_door_path},
+                                         {"control_sockets", mw_door_sockets},
+                                         {"control_call", mw_door_call},
+                                         {NULL, NULL}};
     lua_newtable(L);
     luaL_register(L, NULL, functions);
     lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.vm");

@@ -61,4 +61,87 @@ describe("reload", function()
     publish("0", "m")
     see "msg=first[^\n]*id=m"
   end)
+
+  local function ask(...) return process.run { binary, ... } end
+
+  it("answers `moonwire reload` with the new generation, or with what is wrong", function()
+    write("handler.lua", HANDLER:format "second")
+    local done = ask("reload", dir)
+    assert.equal(0, done.code, done.stderr)
+    assert.equal(child.pid .. ": generation 2: 1 kept, 0 started, 0 draining\n", done.stdout)
+    write("handler.lua", "return {")
+    local refused = ask("reload", dir)
+    assert.equal(78, refused.code)
+    assert(refused.stderr:find("handler.lua:1", 1, true), refused.stderr)
+    assert(refused.stderr:find("refused: the old code serves on", 1, true), refused.stderr)
+    publish("0", "m")
+    see "msg=second[^\n]*id=m"
+  end)
+
+  it("starts what is new and drains what is gone", function()
+    publish("0", "before")
+    see "msg=first[^\n]*id=before"
+    write("moonwire.lua", MAIN:gsub('"p"', '"q"'))
+    local done = ask("reload", dir, "--json")
+    assert.equal(0, done.code, done.stderr)
+    assert(done.stdout:find('"added":1', 1, true) and done.stdout:find('"removed":1', 1, true), done.stdout)
+    publish("0", "after")
+    see "pipeline=q id=after"
+  end)
+
+  it("tells its status, and drains when asked to", function()
+    publish("0", "m")
+    see "msg=first[^\n]*id=m"
+    local status = ask("status", dir, "--json")
+    assert.equal(0, status.code, status.stderr)
+    assert(status.stdout:find('"handled":1', 1, true), status.stdout)
+    assert(ask("status", dir).stdout:find("PIPELINE", 1, true))
+    assert.equal(0, ask("drain", dir).code)
+    assert.equal(0, (child:wait(15)))
+    local gone = ask("status", dir)
+    assert.equal(69, gone.code)
+    assert(gone.stderr:find("nothing runs the project", 1, true), gone.stderr)
+  end)
+
+  it("shrugs at whoever knocks and says nothing, half a line, or nonsense", function()
+    local core = require "moonwire.core"
+    local path = assert(core.control_sockets(dir))[1]
+    assert(core.control_call(path, "nonsense", 5):find('unknown command \\"nonsense\\"', 1, true))
+    assert.is_nil((core.control_call(path, ("x"):rep(100000), 5)))
+    for _ = 1, 40 do core.control_call(path, "status", 0.0001) end
+    assert(core.control_call(path, "status", 5):find('"ok":true', 1, true))
+  end)
+end)
+
+describe("run --watch", function()
+  it("reloads when files of the project change, however an editor writes them", function()
+    local dir = process.tmpdir()
+    local function write(name, text)
+      local file = assert(io.open(dir .. "/" .. name, "wb"))
+      file:write(text)
+      file:close()
+    end
+    write("moonwire.lua", MAIN)
+    write("handler.lua", HANDLER:format "first")
+    local child = process.spawn { { binary, "run", "--watch", dir }, env = { BROKER_URL = false } }
+    local function see(pattern)
+      return clock.until_(function() return child:stderr():match(pattern) end, 15, pattern)
+    end
+    see "msg=started"
+    write("handler.lua", HANDLER:format "second")
+    see "msg=reloaded generation=2"
+    write(".handler.lua.swp", "x")
+    write("handler.lua~", "x")
+    write("next.tmp", HANDLER:format "third")
+    assert(os.rename(dir .. "/next.tmp", dir .. "/handler.lua"))
+    see "msg=reloaded generation=3"
+    assert.equal(0, process.run({ "mkdir", dir .. "/lib" }).code)
+    clock.sleep(0.3)
+    write("lib/new.lua", "return 1")
+    see "msg=reloaded generation=4"
+    write("handler.lua", "return {")
+    see 'msg="reload refused"'
+    assert.is_nil(child:stderr():match "generation=5")
+    assert.equal(0, (child:stop(15)))
+  end)
 end)

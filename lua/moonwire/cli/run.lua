@@ -3,6 +3,7 @@ local C = require "moonwire.internal.cdef"
 local broker = require "moonwire.cli.broker"
 local core = require "moonwire.core"
 local fail = require "moonwire.cli.fail"
+local json = require "moonwire.json"
 local log = require "moonwire.log"
 local metrics = require "moonwire.metrics"
 local out = require "moonwire.cli.out"
@@ -34,6 +35,35 @@ local function summarise(app)
   if next(all) then log.info("metrics", all) end
 end
 
+--- A command that came through the control socket; the answer is one JSON object.
+local function command(app)
+  return function(line)
+    local reply
+    if line == "reload" then
+      local result, problems = app:reload()
+      reply = result and { ok = true, generation = result.generation, kept = result.kept, added = result.added,
+        removed = result.removed } or { ok = false, problems = problems:gsub("^!", "") }
+      if result then log.info("reloaded", result) else log.error("reload refused", { error = reply.problems }) end
+    elseif line == "status" then
+      reply = { ok = true, generation = app:generation(), version = core.version, pipelines = json.array(app:status()) }
+    elseif line == "drain" then
+      log.info("draining", { by = "command" })
+      app:drain()
+      reply = { ok = true }
+    else
+      reply = { ok = false, problems = ("unknown command %q"):format(line) }
+    end
+    return json.encode(reply, { sort = true })
+  end
+end
+
+--- Not being able to open the door is no reason not to work.
+local function control_of(dir)
+  local path, err = core.control_path(dir)
+  if not path then log.warn("no control socket: reload by signal only", { error = err }) end
+  return path
+end
+
 local function run(values)
   C.mw_log_setup(FORMATS[values.log] or 0, LEVELS[values["log-level"] or "info"])
   local app = core.app()
@@ -41,7 +71,12 @@ local function run(values)
   local ok, err = app:start()
   if not ok then fail.raise(fail.UNAVAILABLE, err) end
   log.info("started", { pipelines = #app:status(), version = core.version, generation = 1 })
-  local code = app:run { once = values.once, drain = values.drain or drain }
+  local dir = project.dir(values.DIR)
+  local code, why = app:run {
+    once = values.once, drain = values.drain or drain, watch = values.watch and dir, control = control_of(dir),
+    command = command(app),
+  }
+  if not code then fail.raise(fail.FAILED, why) end
   summarise(app)
   app:close()
   out.err "" -- the log
@@ -54,6 +89,7 @@ return {
   arguments = { { "DIR", "the project's folder (default: the current one)", optional = true } },
   flags = {
     { "once", nil, "end when there is nothing left to do: all is settled, nothing is waiting for a retry" },
+    { "watch", nil, "reload when a Lua or JSON file or .env of the project changes", short = "w" },
     { "broker", "URL", "use this broker: sets BROKER_URL for the project", short = "b" },
     { "log", "FORMAT", "how to write the log lines on stderr (default: logfmt)", of = { "logfmt", "json" } },
     { "log-level", "LEVEL", "how much to tell (default: info)", of = { "debug", "info", "warn", "error" } },

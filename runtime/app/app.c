@@ -1,10 +1,12 @@
-#include "lua/app.h"
+#include "app/app.h"
 
 #include <lauxlib.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "app/control.h"
+#include "app/watch.h"
 #include "base/log.h"
 #include "lua/core.h"
 #include "lua/vm.h"
@@ -19,6 +21,9 @@ typedef struct app {
     int options;  /* registry reference there: what load was called with, for reloads */
     mw_signal term, interrupt, hangup;
     mw_timer drain_limit, idle_check;
+    mw_watch *watch;
+    mw_control *control;
+    int command; /* registry reference of the function that answers commands */
     double drain_seconds;
     int idle_turns;
     bool running, drained, forced;
@@ -231,6 +236,49 @@ static void check_idle(mw_timer *t) {
         mw_timer_start(a->loop, t, IDLE_CHECK_MS, check_idle);
 }
 
+static void on_change(void *owner) {
+    mw_log_begin(MW_INFO, "files changed");
+    mw_log_end();
+    reload_and_log(owner);
+}
+
+/* A command comes in: the function that `run` was given answers it, in the state that called `run`. */
+static char *on_command(void *owner, const char *line) {
+    app *a = owner;
+    mw_error e;
+    lua_rawgeti(a->L, LUA_REGISTRYINDEX, a->command);
+    lua_pushstring(a->L, line);
+    int rc = mw_vm_call(a->L, 1, 1, &e);
+    char *reply = strdup(rc ? e.text : lua_isstring(a->L, -1) ? lua_tostring(a->L, -1) : "");
+    if (!rc) lua_pop(a->L, 1);
+    return reply;
+}
+
+static const char *text_option(lua_State *L, const char *name) { /* lives as long as the table */
+    lua_getfield(L, 2, name);
+    const char *text = lua_tostring(L, -1);
+    lua_pop(L, 1);
+    return text;
+}
+
+static int open_doors(app *a, lua_State *L, mw_error *e) {
+    const char *watched = text_option(L, "watch"), *path = text_option(L, "control");
+    lua_getfield(L, 2, "command");
+    a->command = luaL_ref(L, LUA_REGISTRYINDEX);
+    if (watched && !(a->watch = mw_watch_new(a->loop, watched, on_change, a, e))) return -1;
+    if (path && !(a->control = mw_control_new(a->loop, path, on_command, a, e))) return -1;
+    return 0;
+}
+
+static void close_doors(app *a, lua_State *L) {
+    mw_watch_free(a->watch);
+    mw_control_free(a->control);
+    a->watch = NULL;
+    a->control = NULL;
+    luaL_unref(L, LUA_REGISTRYINDEX, a->command);
+    a->command = LUA_NOREF;
+}
+
 static double option(lua_State *L, const char *name, double otherwise) {
     lua_getfield(L, 2, name);
     double value = lua_isnumber(L, -1) ? lua_tonumber(L, -1) : otherwise;
@@ -244,6 +292,11 @@ static int l_run(lua_State *L) {
     a->drain_seconds = option(L, "drain", 25);
     lua_getfield(L, 2, "once");
     bool once = lua_toboolean(L, -1);
+    mw_error e;
+    if (open_doors(a, L, &e)) {
+        close_doors(a, L);
+        return failed(L, &e);
+    }
     a->running = true;
     mw_signal_start(a->loop, &a->term, SIGTERM, on_term);
     mw_signal_start(a->loop, &a->interrupt, SIGINT, on_interrupt);
@@ -255,13 +308,18 @@ static int l_run(lua_State *L) {
     mw_signal_stop(&a->hangup);
     mw_timer_stop(&a->drain_limit);
     mw_timer_stop(&a->idle_check);
+    close_doors(a, L);
     a->running = false;
     lua_pushinteger(L, a->forced ? 1 : 0);
     return 1;
 }
 
 static int l_drain(lua_State *L) {
-    mw_site_drain(check_app(L)->site);
+    app *a = check_app(L);
+    if (a->running)
+        begin_drain(a);
+    else
+        mw_site_drain(a->site);
     return 0;
 }
 
@@ -350,7 +408,7 @@ int mw_app_new(lua_State *L) {
     }
     lua_setmetatable(L, -2);
     a->loop = mw_core_loop();
-    a->options = LUA_NOREF;
+    a->options = a->command = LUA_NOREF;
     a->L = main_thread(L);
     a->site = mw_site_new(a->loop, site_drained, a);
     return 1;

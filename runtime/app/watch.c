@@ -1,0 +1,134 @@
+#include "app/watch.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+
+enum { SETTLE_MS = 100, DEEPEST = 8 };
+static const uint32_t EVENTS =
+    IN_CLOSE_WRITE | IN_MOVED_TO | IN_MOVED_FROM | IN_CREATE | IN_DELETE | IN_ONLYDIR;
+
+typedef struct folder {
+    int id; /* inotify's */
+    int depth;
+    char *path;
+} folder;
+
+struct mw_watch {
+    mw_loop *loop;
+    mw_io io;
+    int fd;
+    mw_timer settle;
+    mw_buf folders; /* of folder */
+    void (*changed)(void *owner);
+    void *owner;
+};
+
+static bool ends_with(const char *name, const char *end) {
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+static bool counts(const char *name) {
+    if (strcmp(name, ".env") == 0) return true;
+    return name[0] != '.' && (ends_with(name, ".lua") || ends_with(name, ".json"));
+}
+
+static bool
+is_store(const char *path) { /* its files change all the time, and none of them is the project's */
+    char file[PATH_MAX];
+    snprintf(file, sizeof file, "%s/moonwire.mdb", path);
+    return access(file, F_OK) == 0;
+}
+
+/* A folder that cannot be watched (gone again, no permission) is passed by: the others still count. */
+static void add_folder(mw_watch *w, const char *path, int depth) {
+    if (depth > DEEPEST || is_store(path)) return;
+    folder f = {.id = inotify_add_watch(w->fd, path, EVENTS), .depth = depth};
+    if (f.id < 0) return;
+    for (size_t i = 0; i < w->folders.len / sizeof f; i++)
+        if (((folder *)(void *)w->folders.data)[i].id == f.id) return;
+    if (!(f.path = strdup(path))) abort();
+    mw_buf_add(&w->folders, &f, sizeof f);
+    DIR *dir = opendir(path);
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        char below[PATH_MAX];
+        if (entry->d_name[0] == '.' || entry->d_type != DT_DIR) continue;
+        if (snprintf(below, sizeof below, "%s/%s", path, entry->d_name) < (int)sizeof below)
+            add_folder(w, below, depth + 1);
+    }
+    if (dir) closedir(dir);
+}
+
+static void settled(mw_timer *t) {
+    mw_watch *w = mw_container_of(t, mw_watch, settle);
+    w->changed(w->owner);
+}
+
+static void note(mw_watch *w, const struct inotify_event *event) {
+    bool matters = event->len && counts(event->name);
+    if (event->mask & IN_ISDIR && event->len && event->name[0] != '.') {
+        for (size_t i = 0; i < w->folders.len / sizeof(folder); i++) {
+            folder f = ((folder *)(void *)w->folders.data)[i];
+            char below[PATH_MAX];
+            if (f.id != event->wd ||
+                snprintf(below, sizeof below, "%s/%s", f.path, event->name) >= (int)sizeof below)
+                continue;
+            size_t before = w->folders.len;
+            if (event->mask & (IN_CREATE | IN_MOVED_TO)) add_folder(w, below, f.depth + 1);
+            matters = w->folders.len != before; /* what it holds already was not seen coming */
+            break;
+        }
+    }
+    if (event->mask & IN_Q_OVERFLOW) matters = true;
+    if (matters) mw_timer_start(w->loop, &w->settle, SETTLE_MS, settled);
+}
+
+static void readable(mw_io *io, int events) {
+    (void)events;
+    mw_watch *w = mw_container_of(io, mw_watch, io);
+    _Alignas(struct inotify_event) char space[16 * 1024];
+    for (ssize_t n; (n = read(w->fd, space, sizeof space)) > 0;)
+        for (char *at = space; at < space + n;) {
+            struct inotify_event *event = (struct inotify_event *)(void *)at;
+            note(w, event);
+            at += sizeof *event + event->len;
+        }
+}
+
+mw_watch *mw_watch_new(mw_loop *loop, const char *dir, void (*changed)(void *owner), void *owner,
+                       mw_error *e) {
+    mw_watch *w = calloc(1, sizeof *w);
+    if (!w) abort();
+    w->loop = loop;
+    w->changed = changed;
+    w->owner = owner;
+    w->fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    if (w->fd >= 0) add_folder(w, dir, 0);
+    if (w->fd < 0 || !w->folders.len) {
+        mw_fail(e, errno, true, "cannot watch %s: %s", dir, strerror(errno));
+        mw_watch_free(w);
+        return NULL;
+    }
+    mw_io_start(loop, &w->io, w->fd, MW_READ, readable);
+    return w;
+}
+
+void mw_watch_free(mw_watch *w) {
+    if (!w) return;
+    mw_io_stop(&w->io);
+    mw_timer_stop(&w->settle);
+    if (w->fd >= 0) close(w->fd);
+    for (size_t i = 0; i < w->folders.len / sizeof(folder); i++)
+        free(((folder *)(void *)w->folders.data)[i].path);
+    mw_buf_free(&w->folders);
+    free(w);
+}
