@@ -82,7 +82,10 @@ function Outside.start(self, dir)
   return setmetatable({ child = child, log = log }, Outside)
 end
 
+-- A process that has not installed its signal handlers yet would just die of the signal.
 function Outside:stop(seconds)
+  local started = function() return self.child:stderr():find("started", 1, true) or not self.child:alive() end
+  broker.turn_until(started, 10 * M.late, "the worker to start")
   self.child:kill "TERM"
   local code, why, signal = self.child:wait(seconds or 15)
   if code ~= 0 then
