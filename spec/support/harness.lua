@@ -11,11 +11,12 @@ local M = {}
 local Harness = {}
 Harness.__index = Harness
 
-M.scale = tonumber(os.getenv "MW_SCALE") or 1
--- How much later than asked for something may happen on a busy machine or in a slow build.
-M.late = (os.getenv "MOONWIRE_BIN" or ""):find "asan" and 3 or 1
-
 local binary = os.getenv "MOONWIRE_BIN"
+local slow = binary:find "asan"
+
+M.scale = tonumber(os.getenv "MW_SCALE") or (slow and 0.2 or 1)
+-- How much later than asked for something may happen in a slow build.
+M.late = slow and 3 or 1
 
 local last = 0
 
