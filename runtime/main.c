@@ -11,7 +11,8 @@
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     mallopt(M_MMAP_THRESHOLD, 64 << 20); /* a body of a megabyte must not cost an mmap per string */
-    mw_vm *vm = mw_vm_new(mw_core_loop(), 0);
+    mw_site *site = mw_site_new(mw_core_loop(), NULL, NULL);
+    mw_vm *vm = mw_site_prepare(site);
     mw_error e;
     int code = 70;
     lua_getglobal(vm->L, "require");
@@ -29,7 +30,7 @@ int main(int argc, char **argv) {
     }
     mw_log_flush();
     if (code == 70 && e.text[0]) fprintf(stderr, "moonwire: internal error: %s\n", e.text);
-    mw_vm_free(vm);
+    mw_site_free(site);
     mw_core_shutdown();
     return code;
 }

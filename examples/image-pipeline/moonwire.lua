@@ -21,9 +21,11 @@ mw.pipeline "publish" {
   dedupe  = { key = "image", ttl = 3600 }, -- an image goes online once
 }
 
--- A pipeline of its own has a group of its own: it sees every image and takes none away.
-mw.pipeline "log" {
-  from    = broker:channel("image.published", { retain = { count = 1000 } }),
+broker:channel("image.published", { retain = { count = 1000 } }) -- nobody reads it yet; the last thousand stay
+
+-- A second pipeline on the same channel has a group of its own: it sees every upload and takes none away.
+mw.pipeline "watch" {
+  from    = broker:channel "image.uploaded",
   handler = "log",
-  options = { text = "image online", fields = { "image", "url" } },
+  options = { text = "upload", fields = { "image", "format" } },
 }

@@ -43,7 +43,7 @@ if not pcall(ffi.typeof, "mw_http_spec") then
 end
 
 ---@class moonwire.http.Options
----@field headers? table<string, string|number|string[]>|string[]  name -> value (a list repeats it), or lines "Name: value"
+---@field headers? table<string, string|number|string[]>|string[]  name -> value (a list repeats it), or whole lines
 ---@field query? table<string, string|number|boolean|table>  added to the URL, percent-encoded, sorted by name
 ---@field body? string|table  a string goes out as it is, a table as JSON
 ---@field json? any           the body, encoded as JSON
@@ -366,7 +366,9 @@ return function(vm, http, C)
   end
 
   local function merge(who, method, url, opts, body)
-    if type(url) ~= "string" then error(("mw.http.%s: the URL must be a string, not a %s"):format(who, type(url)), 3) end
+    if type(url) ~= "string" then
+      error(("mw.http.%s: the URL must be a string, not a %s"):format(who, type(url)), 3)
+    end
     if opts ~= nil and type(opts) ~= "table" then
       error(("mw.http.%s: the options must be a table, not a %s"):format(who, type(opts)), 3)
     end

@@ -1,4 +1,5 @@
---- What handlers and `moonwire.lua` see: `local mw = require "moonwire"`. `connect`, `pipeline`, `settings` and `env` belong to the project that is being
+--- What handlers and `moonwire.lua` see: `local mw = require "moonwire"`. `connect`, `pipeline`, `settings` and `env`
+--- belong to the project that is being
 --- read (internal/project.lua).
 local C = require "moonwire.internal.cdef"
 local async = require "moonwire.internal.async"
@@ -42,6 +43,9 @@ function M.now() return C.mw_vm_now(wait.vm) end
 ---@return moonwire.Fault
 function M.error(class, text, after)
   if type(class) ~= "string" or type(text) ~= "string" then error("mw.error: expected a class and a text", 2) end
+  if after ~= nil and not (type(after) == "number" and after >= 0 and after <= 3.2e9) then
+    error("mw.error: after must be seconds, 0 or more", 2)
+  end
   return fault.new { class = class, text = text, after = after }
 end
 

@@ -1,4 +1,5 @@
---- Structured log lines: `mw.log.info("paid", { order = 7 })`. Inside a handler each line carries the message's id, pipeline and attempt.
+--- Structured log lines: `mw.log.info("paid", { order = 7 })`. Inside a handler each line carries the message's id,
+--- pipeline and attempt.
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 local wait = require "moonwire.internal.wait"
@@ -8,16 +9,16 @@ local M = {}
 local LEVELS = { debug = 0, info = 1, warn = 2, error = 3 }
 local parts = ffi.new "mw_parts"
 
-local function add(key, value)
-  if type(value) == "number" then
-    C.mw_log_num(key, value)
-  elseif type(value) == "table" and not (getmetatable(value) or {}).__tostring then
-    local text = require("moonwire.json").encode(value) or tostring(value)
-    C.mw_log_str(key, text, #text)
-  else
-    local text = tostring(value)
-    C.mw_log_str(key, text, #text)
+local function text_of(value)
+  if type(value) == "number" then return value end
+  if type(value) == "table" and not (getmetatable(value) or {}).__tostring then
+    return require("moonwire.json").encode(value) or tostring(value)
   end
+  return tostring(value)
+end
+
+local function add(key, value)
+  if type(value) == "number" then C.mw_log_num(key, value) else C.mw_log_str(key, value, #value) end
 end
 
 local function add_message()
@@ -36,14 +37,15 @@ local function write(level, text, fields)
   if fields ~= nil and type(fields) ~= "table" then
     error(("mw.log: the fields must be a table, got %s"):format(type(fields)), 3)
   end
+  local names, texts = {}, {} -- made before the line begins: a __tostring that fails must not leave half of one
+  for name, value in pairs(fields or {}) do
+    name = tostring(name)
+    names[#names + 1], texts[name] = name, text_of(value)
+  end
+  table.sort(names)
   C.mw_log_begin(level, text)
   add_message()
-  if fields then
-    local names = {}
-    for name in pairs(fields) do names[#names + 1] = tostring(name) end
-    table.sort(names)
-    for _, name in ipairs(names) do add(name, fields[name]) end
-  end
+  for _, name in ipairs(names) do add(name, texts[name]) end
   C.mw_log_end()
 end
 

@@ -7,7 +7,8 @@ local M = {}
 local dict = C.mw_dict_named "metrics"
 local MOST = 1000 -- series: a label with a customer's id in it must not eat the memory
 
-local function escape(value) return (tostring(value):gsub('[\\"\n]', { ["\\"] = "\\\\", ['"'] = '\\"', ["\n"] = "\\n" })) end
+local ESCAPES = { ["\\"] = "\\\\", ['"'] = '\\"', ["\n"] = "\\n" }
+local function escape(value) return (tostring(value):gsub('[\\"\n]', ESCAPES)) end
 
 local function series(name, labels, level)
   if type(name) ~= "string" or not name:match "^[%a_][%w_]*$" then
@@ -16,7 +17,12 @@ local function series(name, labels, level)
   if labels == nil then return name end
   if type(labels) ~= "table" then error("mw.metrics: labels must be a table", level + 1) end
   local list = {}
-  for label, value in pairs(labels) do list[#list + 1] = ('%s="%s"'):format(label, escape(value)) end
+  for label, value in pairs(labels) do
+    if type(label) ~= "string" or not label:match "^[%a_][%w_]*$" then
+      error(("mw.metrics: %q is not a label: letters, digits and _"):format(tostring(label)), level + 1)
+    end
+    list[#list + 1] = ('%s="%s"'):format(label, escape(value))
+  end
   table.sort(list)
   return ("%s{%s}"):format(name, table.concat(list, ","))
 end
@@ -33,7 +39,9 @@ end
 ---@param labels table<string, string|number>|nil
 function M.count(name, by, labels)
   local key = series(name, labels, 2)
-  if by ~= nil and (type(by) ~= "number" or by < 0) then error("mw.metrics.count: a counter only grows", 2) end
+  if by ~= nil and not (type(by) == "number" and by >= 0 and by < math.huge) then
+    error("mw.metrics.count: a counter only grows", 2)
+  end
   if admit(key) then C.mw_dict_add(dict, key, #key, by or 1, 0, 0) end
 end
 

@@ -1,4 +1,5 @@
---- `mw.shared`: a dictionary that outlives reloads. Values are strings, numbers and booleans; each may have a time to live.
+--- `mw.shared`: a dictionary that outlives reloads. Values are strings, numbers and booleans; each may have a time to
+--- live.
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 local wait = require "moonwire.internal.wait"
@@ -31,7 +32,9 @@ end
 ---@param ttl number|nil seconds
 function M.set(key, value, ttl)
   check_key(key, 2)
-  if ttl ~= nil and (type(ttl) ~= "number" or ttl <= 0) then error("mw.shared.set: ttl must be seconds above 0", 2) end
+  if ttl ~= nil and not (type(ttl) == "number" and ttl > 0 and ttl <= 3.2e9) then
+    error("mw.shared.set: ttl must be seconds above 0", 2)
+  end
   local expires = ttl and math.floor(now() + ttl * 1000) or 0
   if value == nil then
     C.mw_dict_remove(dict, key, #key)
@@ -51,7 +54,12 @@ end
 ---@param by number|nil 1 when not given
 ---@param start number|nil 0 when not given
 ---@return number
-function M.incr(key, by, start) return C.mw_dict_add(dict, check_key(key, 2), #key, by or 1, start or 0, now()) end
+function M.incr(key, by, start)
+  check_key(key, 2)
+  by, start = by or 1, start or 0
+  if type(by) ~= "number" or type(start) ~= "number" then error("mw.shared.incr: by and start must be numbers", 2) end
+  return C.mw_dict_add(dict, key, #key, by, start, now())
+end
 
 ---@param key string
 ---@return boolean # was there one

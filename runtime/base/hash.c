@@ -9,6 +9,12 @@ static const uint64_t K0 = 0x9e3779b97f4a7c15u, K1 = 0xd1b54a32d192ed03u, K2 = 0
 
 static uint64_t load(const unsigned char *p, size_t n) { /* n <= 8, little endian on every machine */
     uint64_t v = 0;
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    if (n == 8) {
+        memcpy(&v, p, 8);
+        return v;
+    }
+#endif
     for (size_t i = 0; i < n; i++) v |= (uint64_t)p[i] << (8 * i);
     return v;
 }

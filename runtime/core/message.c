@@ -127,6 +127,8 @@ size_t mw_message_size(const mw_message *m) {
     return RECORD + m->body_len + m->key_len + m->headers_len + m->id_len + m->type_len;
 }
 
+uint8_t mw_message_priority(const mw_message *m) { return m->priority; }
+
 uint64_t mw_message_lane(const mw_message *m) {
     return m->has_key ? mw_hash64(m->bytes + m->id_len, m->key_len) : 0;
 }

@@ -36,6 +36,7 @@ void mw_message_unref(mw_message *m); /* NULL is fine */
 void mw_message_parts(const mw_message *m, mw_parts *out); /* pointers live as long as m */
 size_t mw_message_size(const mw_message *m);   /* what it costs in memory: the unit of byte limits */
 uint64_t mw_message_lane(const mw_message *m); /* hash of the key; 0 without a key */
+uint8_t mw_message_priority(const mw_message *m);
 
 /* ---- header blocks: repeated { u16 name length, u32 value length, name, value }, little endian ---- */
 

@@ -31,7 +31,8 @@ int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
                        "handle_batch with order = \"source\" would get one message at a time: use order = "
                        "\"key\" or handle");
     if (s->dedupe && !(mw_link_driver(s->dedupe)->can & MW_CAN_DEDUPE))
-        return mw_fail(e, MW_EUSAGE, false, "%s cannot keep dedupe records: name another store", driver);
+        return mw_fail(e, MW_EUSAGE, false, "%s cannot keep dedupe records: name another store",
+                       mw_link_driver(s->dedupe)->name);
     return 0;
 }
 
@@ -43,19 +44,26 @@ static char *keep(char **at, const char *text) {
     return here;
 }
 
-mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events events, mw_error *e) {
-    if (mw_pipeline_check(spec, e)) return NULL;
-    mw_pipeline *p = calloc(1, sizeof *p);
-    char *at = p ? malloc(strlen(spec->name) + strlen(spec->channel) + strlen(spec->group) +
-                          strlen(spec->dead_channel) + 4)
-                 : NULL;
+/* Keeps copies of the texts that the spec points at. */
+static void set_spec(mw_pipeline *p, const mw_pipeline_spec *spec) {
+    char *at = malloc(strlen(spec->name) + strlen(spec->channel) + strlen(spec->group) +
+                      strlen(spec->dead_channel) + 4);
     if (!at) abort();
-    p->spec = *spec;
+    char *old = p->strings;
     p->strings = at;
+    p->spec = *spec;
     p->spec.name = keep(&at, spec->name);
     p->spec.channel = keep(&at, spec->channel);
     p->spec.group = keep(&at, spec->group);
     p->spec.dead_channel = keep(&at, spec->dead_channel);
+    free(old);
+}
+
+mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events events, mw_error *e) {
+    if (mw_pipeline_check(spec, e)) return NULL;
+    mw_pipeline *p = calloc(1, sizeof *p);
+    if (!p) abort();
+    set_spec(p, spec);
     p->events = events;
     p->loop = mw_link_loop(spec->from);
     p->driver = mw_link_driver(spec->from);
@@ -65,6 +73,24 @@ mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events ev
     p->random = mw_hash64(&now, sizeof now);
     return p;
 }
+
+void mw_pipeline_adopt(mw_pipeline *p, const mw_pipeline_spec *spec, mw_pipeline_events events) {
+    set_spec(p, spec);
+    p->events = events;
+    mw_source_maybe_resume(p); /* the window may be larger now */
+    if (p->ready_count || p->unkeyed.first) mw_pipeline_wake(p);
+}
+
+static void told_nothing(void *owner, mw_pipeline *p) { (void)owner, (void)p; }
+
+void mw_pipeline_disown(mw_pipeline *p, const void *owner) {
+    if (p->events.owner != owner) return;
+    p->events.ready = p->events.expired = told_nothing;
+    p->events.owner = NULL;
+    p->events.running = NULL;
+}
+
+bool mw_pipeline_draining(const mw_pipeline *p) { return p->draining; }
 
 int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
     mw_subscription s = {.channel = p->spec.channel,
@@ -108,7 +134,7 @@ void mw_pipeline_drain(mw_pipeline *p) {
     p->draining = true;
     if (!p->sub) {
         p->closed = true;
-        p->events.closed(p->events.owner, p);
+        p->events.closed(p->events.keeper, p);
         return;
     }
     p->driver->pause(p->sub);
@@ -127,22 +153,20 @@ void mw_pipeline_drain(mw_pipeline *p) {
     mw_pipeline_check_drained(p);
 }
 
-static void closed_quietly(void *owner, mw_pipeline *p) { (void)owner, (void)p; }
-
 void mw_source_closed(mw_source *s) {
     mw_pipeline *p = s->pipeline;
     p->closed = true;
     p->sub = NULL;
-    p->events.closed(p->events.owner, p);
+    p->events.closed(p->events.keeper, p);
 }
 
 void mw_pipeline_abandon(mw_pipeline *p) {
     mw_sub *sub = p->sub;
     p->draining = p->unsubscribed = true;
     p->settlements.len = 0;
-    p->events.closed = closed_quietly;
+    p->events.closed = told_nothing;
     for (mw_delivery *d = p->all; d; d = d->all_next) /* its next run must not find it taken */
-        if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+        if (d->dedupe_key) mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
     if (sub) p->driver->unsubscribe(sub);
 }
 

@@ -14,8 +14,10 @@ typedef struct mw_pipeline_events { /* how a pipeline tells its owner; called at
                                        defer */
     void (*ready)(void *owner, mw_pipeline *p);   /* there may be something to take */
     void (*expired)(void *owner, mw_pipeline *p); /* mw_pipeline_expired has something */
-    void (*closed)(void *owner, mw_pipeline *p);  /* after mw_pipeline_drain: nothing is left */
-    void *owner;
+    void (*closed)(void *keeper, mw_pipeline *p); /* after mw_pipeline_drain: nothing is left */
+    void *owner;  /* who takes deliveries: a generation. Another one may take over, see mw_pipeline_adopt */
+    void *keeper; /* who keeps the pipeline */
+    uint32_t *running; /* counts what the owner has taken and not answered */
 } mw_pipeline_events;
 
 mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events events, mw_error *e);
@@ -27,6 +29,11 @@ void mw_pipeline_flush(mw_pipeline *p); /* hands the gathered settlements to the
 void mw_pipeline_drain(mw_pipeline *p); /* stop fetching, give back what has not begun, finish the rest */
 void mw_pipeline_abandon(
     mw_pipeline *p); /* lets go of everything at once, as a crash would; then only mw_pipeline_free */
+/* Another generation takes over: new settings (on the same source), new owner. What runs ends with the owner
+ * that took it. */
+void mw_pipeline_adopt(mw_pipeline *p, const mw_pipeline_spec *spec, mw_pipeline_events events);
+void mw_pipeline_disown(mw_pipeline *p, const void *owner); /* the owner goes: it is told nothing more */
+bool mw_pipeline_draining(const mw_pipeline *p);
 bool mw_pipeline_idle(
     mw_pipeline *p); /* nothing in flight, nothing waiting at the broker, no retry pending */
 
@@ -53,8 +60,8 @@ void mw_pipeline_budget(mw_pipeline *p, uint32_t messages); /* at the start of a
 
 /* [lua] The handler waits: from now on its deadline runs. false: it has passed already. */
 bool mw_delivery_wait(mw_delivery *d);
-mw_delivery *
-mw_pipeline_expired(mw_pipeline *p); /* [lua] a delivery whose deadline passed while it waited, or NULL */
+/* [lua] A delivery that this owner took and whose deadline passed while it waited, or NULL. */
+mw_delivery *mw_pipeline_expired(mw_pipeline *p, const void *owner);
 
 /* [lua] Verdicts; d is gone afterwards. Texts are copied. */
 void mw_delivery_ack(mw_delivery *d);

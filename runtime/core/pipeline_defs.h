@@ -47,9 +47,12 @@ struct mw_delivery {
     mw_text *first_error, *error;
     int64_t not_before;
     uint64_t deadline; /* of the running handler, monotonic ms */
+    void *taker;       /* the owner that runs it */
+    uint32_t *running; /* its count */
     mw_outgoing *outgoing, **outgoing_tail;
     uint32_t outgoing_count, confirms_left;
     mw_publication *publications; /* for an atomic settlement; lives until it is settled */
+    mw_link *dedupe;              /* where its claim stands */
     char *dedupe_key;
     uint32_t dedupe_len;
     uint32_t settle_tries;

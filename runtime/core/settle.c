@@ -72,17 +72,15 @@ void mw_settle_simple(mw_delivery *d, mw_settle_op op) {
 /* ---- ack ---- */
 
 static void dedupe_done(mw_delivery *d) {
-    mw_pipeline *p = d->pipeline;
-    mw_link_done(p->spec.dedupe, d->dedupe_key, d->dedupe_len, p->spec.dedupe_ttl_ms);
+    mw_link_done(d->dedupe, d->dedupe_key, d->dedupe_len, d->pipeline->spec.dedupe_ttl_ms);
 }
 
 /* "Done" stands before the ack, so that a crash in between does not handle it again; but not before its
  * publishes are out. Where those go with the ack, it waits for the broker's answer: a refusal would leave a
  * message that looks handled and is not. */
 static void submit_ack(mw_delivery *d) {
-    mw_pipeline *p = d->pipeline;
     if (d->dedupe_key && d->dead_letter)
-        mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+        mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
     else if (d->dedupe_key && !d->publications)
         dedupe_done(d);
     submit(d);
@@ -135,7 +133,7 @@ void mw_settle_ack(mw_delivery *d) {
 
 static void discard(mw_delivery *d) { /* fenced: somebody else has the message now */
     mw_pipeline *p = d->pipeline;
-    if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+    if (d->dedupe_key) mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
     if (d->marked) mw_source_mark(&p->source, d->lane_key, MW_MARK_NONE); /* it never stood at the broker */
     mw_lane_leave(d);
     mw_delivery_free(d);
@@ -216,7 +214,7 @@ void mw_settle_retry(mw_delivery *d, int64_t delay_ms, bool counted, mw_text *er
     d->error = mw_text_ref(error);
     if (!d->first_error) d->first_error = mw_text_ref(error);
     if (d->dedupe_key) {
-        mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+        mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
         free(d->dedupe_key);
         d->dedupe_key = NULL;
     }

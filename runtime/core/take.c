@@ -3,12 +3,6 @@
 #include "base/log.h"
 #include "core/pipeline_defs.h"
 
-static uint32_t level_of(const mw_delivery *d) {
-    mw_parts parts;
-    mw_message_parts(d->msg, &parts);
-    return parts.priority;
-}
-
 static void batch_waited(mw_timer *t) {
     mw_pipeline *p = mw_container_of(t, mw_pipeline, batch_timer);
     p->batch_due = true;
@@ -17,7 +11,7 @@ static void batch_waited(mw_timer *t) {
 
 void mw_delivery_make_ready(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
-    uint32_t level = level_of(d);
+    uint32_t level = mw_message_priority(d->msg);
     d->state = MW_D_READY;
     mw_list_push(&p->ready[level], d);
     p->ready_levels |= 1u << level;
@@ -28,7 +22,7 @@ void mw_delivery_make_ready(mw_delivery *d) {
 
 void mw_delivery_unready(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
-    uint32_t level = level_of(d);
+    uint32_t level = mw_message_priority(d->msg);
     mw_list_remove(&p->ready[level], d);
     if (!p->ready[level].first) p->ready_levels &= ~(1u << level);
     if (--p->ready_count) return;
@@ -54,6 +48,9 @@ static mw_delivery *begin(mw_pipeline *p) {
     p->ready_count--;
     d->state = MW_D_RUNNING;
     d->deadline = mw_loop_mono_ms(p->loop) + (uint64_t)p->spec.timeout_ms;
+    d->taker = p->events.owner;
+    d->running = p->events.running;
+    if (d->running) ++*d->running;
     if (p->driver->begin) p->driver->begin(p->sub, d->tag, d->unit);
     return d;
 }
@@ -86,6 +83,8 @@ void mw_delivery_end_run(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
     if (d->counted) p->running--;
     d->counted = false;
+    if (d->running) --*d->running;
+    d->running = NULL;
     if (d->expired) mw_list_remove(&p->expired, d);
     d->expired = false;
     mw_timer_stop(&d->timer);
@@ -97,7 +96,7 @@ static void deadline_passed(mw_timer *t) {
     mw_delivery *d = mw_container_of(t, mw_delivery, timer);
     d->expired = true;
     mw_list_push(&d->pipeline->expired, d);
-    d->pipeline->events.expired(d->pipeline->events.owner, d->pipeline);
+    d->pipeline->events.expired(d->taker, d->pipeline);
 }
 
 bool mw_delivery_wait(mw_delivery *d) {
@@ -108,8 +107,9 @@ bool mw_delivery_wait(mw_delivery *d) {
     return true;
 }
 
-mw_delivery *mw_pipeline_expired(mw_pipeline *p) {
+mw_delivery *mw_pipeline_expired(mw_pipeline *p, const void *owner) {
     mw_delivery *d = p->expired.first;
+    while (d && d->taker != owner) d = d->next;
     if (!d) return NULL;
     mw_list_remove(&p->expired, d);
     d->expired = false;

@@ -22,7 +22,7 @@ static bool still_ours(mw_delivery *d) {
     mw_delivery_log(MW_WARN, "fenced: verdict discarded", d);
     mw_log_end();
     mw_pipeline *p = d->pipeline;
-    if (d->dedupe_key) mw_link_release(p->spec.dedupe, d->dedupe_key, d->dedupe_len);
+    if (d->dedupe_key) mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
     mw_lane_leave(d);
     mw_delivery_free(d);
     mw_source_maybe_resume(p);
@@ -89,7 +89,8 @@ void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason,
     mw_delivery_log(MW_ERROR, "dead letter", d);
     mw_log_text("class", class_name);
     mw_log_str("reason", reason, reason_len);
-    if (d->error) mw_log_text("error", d->error->data);
+    if (d->error && (d->error->len != reason_len || memcmp(d->error->data, reason, reason_len) != 0))
+        mw_log_text("error", d->error->data);
     mw_log_text("to", p->spec.dead_channel);
     mw_log_end();
     mw_settle_ack(d);
@@ -174,6 +175,7 @@ void mw_verdict_publish_failed(mw_delivery *d, const mw_error *e) {
 void mw_delivery_claim(mw_delivery *d, const char *key, size_t len, mw_claimant *c) {
     mw_pipeline *p = d->pipeline;
     size_t name = strlen(p->spec.name);
+    d->dedupe = p->spec.dedupe;
     free(d->dedupe_key);
     d->dedupe_len = (uint32_t)(name + 1 + len);
     d->dedupe_key = malloc(d->dedupe_len);
@@ -181,5 +183,5 @@ void mw_delivery_claim(mw_delivery *d, const char *key, size_t len, mw_claimant 
     memcpy(d->dedupe_key, p->spec.name, name);
     d->dedupe_key[name] = 0; /* no pipeline's keys can run into another's */
     if (len) memcpy(d->dedupe_key + name + 1, key, len);
-    mw_link_claim(p->spec.dedupe, d->dedupe_key, d->dedupe_len, p->spec.timeout_ms + p->spec.lease_ms, c);
+    mw_link_claim(d->dedupe, d->dedupe_key, d->dedupe_len, p->spec.timeout_ms + p->spec.lease_ms, c);
 }

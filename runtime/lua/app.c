@@ -2,6 +2,7 @@
 
 #include <lauxlib.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -11,18 +12,21 @@
 enum { IDLE_CHECK_MS = 50 };
 
 typedef struct app {
-    mw_vm *vm;
+    mw_site *site;
+    mw_vm *next; /* loaded, not current yet */
     mw_loop *loop;
-    mw_signal term, interrupt;
+    lua_State *L; /* of the CLI or spec that made it: the main thread, which outlives its coroutines */
+    int options;  /* registry reference there: what load was called with, for reloads */
+    mw_signal term, interrupt, hangup;
     mw_timer drain_limit, idle_check;
     double drain_seconds;
     int idle_turns;
-    bool running, drained, forced, over_limit;
+    bool running, drained, forced;
 } app;
 
 static app *check_app(lua_State *L) {
     app *a = luaL_checkudata(L, 1, "moonwire.app");
-    luaL_argcheck(L, a->vm, 1, "the app is closed");
+    luaL_argcheck(L, a->site, 1, "the app is closed");
     return a;
 }
 
@@ -49,46 +53,142 @@ static void copy_value(lua_State *from, int at,
     }
 }
 
+static void copy_table(lua_State *from, int at, lua_State *to) {
+    lua_newtable(to);
+    for (lua_pushnil(from); lua_next(from, at); lua_pop(from, 1)) {
+        copy_value(from, -2, to);
+        copy_value(from, -1, to);
+        lua_rawset(to, -3);
+    }
+}
+
+/* Reads the project into a fresh generation; the options stand on L at `options`. Pushes true and a value, or
+ * nil and why not. */
+static bool load(app *a, lua_State *L, int options) {
+    mw_error e;
+    if (a->next) mw_site_reject(a->site, a->next);
+    a->next = mw_site_prepare(a->site);
+    lua_State *G = a->next->L;
+    lua_getglobal(G, "require");
+    lua_pushliteral(G, "moonwire.internal.boot");
+    bool ok = mw_vm_call(G, 1, 1, &e) == 0;
+    if (ok) {
+        copy_table(L, options, G);
+        ok = mw_vm_call(G, 1, 2, &e) == 0;
+    }
+    if (ok) {
+        copy_value(G, -2, L);
+        copy_value(G, -1, L);
+        lua_pop(G, 2);
+        ok = lua_toboolean(L, -2);
+    } else {
+        failed(L, &e);
+    }
+    if (!ok) {
+        mw_site_reject(a->site, a->next);
+        a->next = NULL;
+    }
+    return ok;
+}
+
 static int l_load(lua_State *L) {
     app *a = check_app(L);
     luaL_checktype(L, 2, LUA_TTABLE);
-    lua_State *G = a->vm->L;
-    mw_error e;
-    lua_getglobal(G, "require");
-    lua_pushliteral(G, "moonwire.internal.boot");
-    if (mw_vm_call(G, 1, 1, &e)) return failed(L, &e);
-    lua_newtable(G);
-    for (lua_pushnil(L); lua_next(L, 2); lua_pop(L, 1)) {
-        copy_value(L, -2, G);
-        copy_value(L, -1, G);
-        lua_rawset(G, -3);
-    }
-    if (mw_vm_call(G, 1, 2, &e)) return failed(L, &e);
-    copy_value(G, -2, L);
-    copy_value(G, -1, L);
-    lua_pop(G, 2);
+    lua_settop(L, 2);
+    luaL_unref(L, LUA_REGISTRYINDEX, a->options);
+    lua_pushvalue(L, 2);
+    a->options = luaL_ref(L, LUA_REGISTRYINDEX);
+    load(a, L, 2);
     return 2;
+}
+
+static int switch_to_next(app *a, mw_switch *out, mw_error *e) {
+    mw_vm *next = a->next;
+    a->next = NULL;
+    if (!next) return mw_fail(e, MW_EUSAGE, false, "nothing is loaded");
+    if (mw_site_switch(a->site, next, out, e) == 0) return 0;
+    mw_site_reject(a->site, next);
+    return -1;
 }
 
 static int l_start(lua_State *L) {
     app *a = check_app(L);
     mw_error e;
-    if (mw_vm_start(a->vm, &e)) return failed(L, &e);
+    mw_switch changes;
+    if (switch_to_next(a, &changes, &e)) return failed(L, &e);
     lua_pushboolean(L, 1);
     return 1;
 }
 
+/* ---- reloading ---- */
+
+static void set_number(lua_State *L, const char *name, double value) {
+    lua_pushnumber(L, value);
+    lua_setfield(L, -2, name);
+}
+
+/* Pushes a table of what changed, or nil and why the old generation serves on. */
+static int reload(app *a, lua_State *L) {
+    mw_error e;
+    mw_switch changes;
+    if (mw_site_draining(a->site)) {
+        mw_fail(&e, MW_ECLOSED, false, "it is draining: nothing is loaded any more");
+        return failed(L, &e);
+    }
+    lua_rawgeti(L, LUA_REGISTRYINDEX, a->options);
+    if (!load(a, L, lua_gettop(L))) return 2;
+    if (switch_to_next(a, &changes, &e)) return failed(L, &e);
+    lua_newtable(L);
+    set_number(L, "generation", changes.generation);
+    set_number(L, "kept", changes.kept);
+    set_number(L, "added", changes.added);
+    set_number(L, "removed", changes.removed);
+    return 1;
+}
+
+static int l_reload(lua_State *L) { return reload(check_app(L), L); }
+
+static void log_refusal(const char *problems) {
+    for (const char *line = problems, *end; *line; line = *end ? end + 1 : end) {
+        end = strchrnul(line, '\n');
+        mw_log_begin(MW_ERROR, "reload refused");
+        mw_log_str("error", line, (size_t)(end - line));
+        mw_log_end();
+    }
+}
+
+static void reload_and_log(app *a) {
+    int top = lua_gettop(a->L);
+    if (reload(a, a->L) == 1) {
+        mw_log_begin(MW_INFO, "reloaded");
+        static const char *const names[] = {"generation", "kept", "added", "removed"};
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+            lua_getfield(a->L, -1, names[i]);
+            mw_log_int(names[i], lua_tointeger(a->L, -1));
+            lua_pop(a->L, 1);
+        }
+        mw_log_end();
+    } else {
+        log_refusal(lua_tostring(a->L, -1));
+    }
+    lua_settop(a->L, top);
+}
+
+static void on_hangup(mw_signal *s, int n) {
+    (void)n;
+    reload_and_log(mw_container_of(s, app, hangup));
+}
+
 /* ---- ending ---- */
 
-static void vm_drained(mw_vm *vm) {
-    app *a = vm->owner;
+static void site_drained(void *owner) {
+    app *a = owner;
     a->drained = true;
     if (a->running) mw_loop_stop(a->loop);
 }
 
 static void limit_reached(mw_timer *t) {
     app *a = mw_container_of(t, app, drain_limit);
-    a->over_limit = true;
     mw_log_begin(MW_WARN, "drain limit reached: what still runs will be delivered again");
     mw_log_num("seconds", a->drain_seconds);
     mw_log_end();
@@ -98,11 +198,11 @@ static void limit_reached(mw_timer *t) {
 static void begin_drain(app *a) {
     mw_timer_stop(&a->idle_check);
     mw_timer_start(a->loop, &a->drain_limit, (int64_t)(a->drain_seconds * 1000), limit_reached);
-    mw_vm_drain(a->vm);
+    mw_site_drain(a->site);
 }
 
 static void signalled(app *a, const char *name) {
-    if (a->vm->draining) { /* the second one: now */
+    if (mw_site_draining(a->site)) { /* the second one: now */
         a->forced = true;
         mw_loop_stop(a->loop);
         return;
@@ -124,7 +224,7 @@ static void on_interrupt(mw_signal *s, int n) {
 
 static void check_idle(mw_timer *t) {
     app *a = mw_container_of(t, app, idle_check);
-    a->idle_turns = mw_vm_idle(a->vm) ? a->idle_turns + 1 : 0;
+    a->idle_turns = mw_site_idle(a->site) ? a->idle_turns + 1 : 0;
     if (a->idle_turns >= 2)
         begin_drain(a); /* twice: what one pipeline published may be on its way to the next */
     else
@@ -147,10 +247,12 @@ static int l_run(lua_State *L) {
     a->running = true;
     mw_signal_start(a->loop, &a->term, SIGTERM, on_term);
     mw_signal_start(a->loop, &a->interrupt, SIGINT, on_interrupt);
+    mw_signal_start(a->loop, &a->hangup, SIGHUP, on_hangup);
     if (once) mw_timer_start(a->loop, &a->idle_check, IDLE_CHECK_MS, check_idle);
     if (!a->drained) mw_loop_run(a->loop);
     mw_signal_stop(&a->term);
     mw_signal_stop(&a->interrupt);
+    mw_signal_stop(&a->hangup);
     mw_timer_stop(&a->drain_limit);
     mw_timer_stop(&a->idle_check);
     a->running = false;
@@ -159,7 +261,7 @@ static int l_run(lua_State *L) {
 }
 
 static int l_drain(lua_State *L) {
-    mw_vm_drain(check_app(L)->vm);
+    mw_site_drain(check_app(L)->site);
     return 0;
 }
 
@@ -169,23 +271,21 @@ static int l_done(lua_State *L) {
 }
 
 static int l_idle(lua_State *L) {
-    lua_pushboolean(L, mw_vm_idle(check_app(L)->vm));
+    lua_pushboolean(L, mw_site_idle(check_app(L)->site));
     return 1;
 }
 
 static int l_close(lua_State *L) {
     app *a = luaL_checkudata(L, 1, "moonwire.app");
-    mw_vm_free(a->vm);
-    a->vm = NULL;
+    luaL_unref(L, LUA_REGISTRYINDEX, a->options);
+    a->options = LUA_NOREF;
+    mw_site_free(a->site);
+    a->site = NULL;
+    a->next = NULL;
     return 0;
 }
 
 /* ---- status ---- */
-
-static void set_number(lua_State *L, const char *name, double value) {
-    lua_pushnumber(L, value);
-    lua_setfield(L, -2, name);
-}
 
 static void push_pipeline(lua_State *L, mw_pipeline *p) {
     mw_counters c;
@@ -211,21 +311,36 @@ static void push_pipeline(lua_State *L, mw_pipeline *p) {
 
 static int l_status(lua_State *L) {
     app *a = check_app(L);
+    mw_pipeline **list;
+    size_t count = mw_site_pipelines(a->site, &list);
     lua_newtable(L);
-    size_t count = a->vm->pipelines.len / sizeof(mw_pipeline *);
     for (size_t i = 0; i < count; i++) {
-        push_pipeline(L, ((mw_pipeline **)(void *)a->vm->pipelines.data)[i]);
+        push_pipeline(L, list[i]);
         lua_rawseti(L, -2, (int)i + 1);
     }
+    free(list);
     return 1;
 }
 
+static int l_generation(lua_State *L) {
+    mw_vm *vm = mw_site_current(check_app(L)->site);
+    lua_pushnumber(L, vm ? vm->generation : 0);
+    return 1;
+}
+
+static lua_State *main_thread(lua_State *L) {
+    lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.vm");
+    mw_vm *vm = lua_touserdata(L, -1);
+    lua_pop(L, 1);
+    return vm->L;
+}
+
 int mw_app_new(lua_State *L) {
-    static const luaL_Reg methods[] = {{"load", l_load},     {"start", l_start}, {"run", l_run},
-                                       {"drain", l_drain},   {"done", l_done},   {"idle", l_idle},
-                                       {"status", l_status}, {"close", l_close}, {"kill", l_close},
-                                       {"__gc", l_close},    {NULL, NULL}};
-    static uint32_t generation;
+    static const luaL_Reg methods[] = {{"load", l_load},   {"start", l_start},   {"reload", l_reload},
+                                       {"run", l_run},     {"drain", l_drain},   {"done", l_done},
+                                       {"idle", l_idle},   {"status", l_status}, {"generation", l_generation},
+                                       {"close", l_close}, {"kill", l_close},    {"__gc", l_close},
+                                       {NULL, NULL}};
     app *a = lua_newuserdata(L, sizeof *a);
     memset(a, 0, sizeof *a);
     if (luaL_newmetatable(L, "moonwire.app")) {
@@ -235,8 +350,8 @@ int mw_app_new(lua_State *L) {
     }
     lua_setmetatable(L, -2);
     a->loop = mw_core_loop();
-    a->vm = mw_vm_new(a->loop, ++generation);
-    a->vm->owner = a;
-    a->vm->drained = vm_drained;
+    a->options = LUA_NOREF;
+    a->L = main_thread(L);
+    a->site = mw_site_new(a->loop, site_drained, a);
     return 1;
 }

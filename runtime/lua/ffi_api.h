@@ -17,7 +17,9 @@ struct mw_browsing;
 struct mw_delivery *mw_pipeline_take(struct mw_pipeline *p);
 uint32_t mw_pipeline_take_batch(struct mw_pipeline *p, struct mw_delivery **out, uint32_t max);
 struct mw_delivery *mw_pipeline_unkeyed(struct mw_pipeline *p);
-struct mw_delivery *mw_pipeline_expired(struct mw_pipeline *p);
+struct mw_delivery *mw_pipeline_expired(struct mw_pipeline *p, const void *owner);
+bool mw_vm_retired(
+    const struct mw_vm *vm); /* a newer generation takes the messages; what runs here may end */
 void mw_pipeline_budget(struct mw_pipeline *p, uint32_t messages);
 bool mw_pipeline_more(const struct mw_pipeline *p);
 void mw_delivery_no_lane(struct mw_delivery *d, const char *reason, size_t reason_len);
@@ -53,6 +55,9 @@ typedef struct mw_failure {
 
 void mw_message_parts(const struct mw_message *m, mw_parts *out);
 struct mw_message *mw_message_make(const mw_parts *p, mw_failure *e); /* checked; NULL: e says why */
+/* A message of these parts, but with this body, that goes out with the delivery's ack. -1: e says why. */
+int mw_delivery_send(struct mw_delivery *d, struct mw_link *l, const char *channel, const mw_parts *p,
+                     const char *body, size_t len, int64_t delay_ms, mw_failure *e);
 struct mw_message *mw_message_ref(struct mw_message *m);
 void mw_message_unref(struct mw_message *m);
 bool mw_ffi_headers_next(const char *block, size_t len, size_t *at, mw_header_view *out);
@@ -91,7 +96,6 @@ int mw_vm_declare(struct mw_link *l, const char *channel, int64_t retain_age_ms,
                   mw_failure *e);
 int mw_vm_pipeline_check(const mw_pipeline_spec *spec, mw_failure *e);
 struct mw_pipeline *mw_vm_pipeline(struct mw_vm *vm, const mw_pipeline_spec *spec, mw_failure *e);
-int mw_vm_pipeline_start(struct mw_pipeline *p, mw_failure *e);
 void mw_pipeline_counters(const struct mw_pipeline *p, mw_counters *out);
 uint32_t mw_pipeline_in_flight(const struct mw_pipeline *p);
 uint32_t mw_pipeline_running(const struct mw_pipeline *p);

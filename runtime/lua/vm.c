@@ -8,10 +8,11 @@
 #include "base/log.h"
 #include "http/http.h"
 
-mw_vm *mw_vm_new(mw_loop *loop, uint32_t generation) {
+mw_vm *mw_vm_new(mw_site *site, uint32_t generation) {
     mw_vm *vm = calloc(1, sizeof *vm);
     if (!vm) abort();
-    vm->loop = loop;
+    vm->site = site;
+    vm->loop = mw_site_loop(site);
     vm->generation = generation;
     vm->tick = LUA_NOREF;
     vm->L = lua_newstate(mw_alloc_lua, &vm->alloc);
@@ -20,34 +21,30 @@ mw_vm *mw_vm_new(mw_loop *loop, uint32_t generation) {
     return vm;
 }
 
-static size_t count(const mw_buf *b) { return b->len / sizeof(void *); }
-static mw_pipeline *pipeline_at(const mw_vm *vm, size_t i) {
-    return ((mw_pipeline **)(void *)vm->pipelines.data)[i];
-}
+size_t mw_vm_plans(const mw_vm *vm) { return vm->plans.len / sizeof(mw_plan); }
+mw_plan *mw_vm_plan(const mw_vm *vm, size_t i) { return &((mw_plan *)(void *)vm->plans.data)[i]; }
+static size_t link_count(const mw_vm *vm) { return vm->links.len / sizeof(mw_link *); }
 static mw_link *link_at(const mw_vm *vm, size_t i) { return ((mw_link **)(void *)vm->links.data)[i]; }
 
 void mw_vm_free(mw_vm *vm) {
     if (!vm) return;
-    mw_vm_abandon(vm);
+    mw_deferred_cancel(vm->loop, &vm->ticking);
+    for (size_t i = 0; i < mw_vm_plans(vm); i++) {
+        mw_plan *plan = mw_vm_plan(vm, i);
+        mw_pipeline_disown(plan->p, vm);
+        mw_site_release(vm->site, plan->p);
+        free((char *)(uintptr_t)plan->spec.name); /* the first of its texts: they are one block */
+    }
+    for (size_t i = 0; i < link_count(vm); i++) mw_site_release_link(vm->site, link_at(vm, i));
     mw_http_free(vm->http);
     mw_vm_free_waits(vm);
-    mw_deferred_cancel(vm->loop, &vm->ticking);
     lua_close(vm->L);
     mw_alloc_free(&vm->alloc);
     mw_buf_free(&vm->links);
-    mw_buf_free(&vm->pipelines);
+    mw_buf_free(&vm->plans);
     mw_buf_free(&vm->completions);
     free(vm->last_error);
     free(vm);
-}
-
-/* The links go first: a driver that still owes answers gives them while everyone is there to take them. */
-void mw_vm_abandon(mw_vm *vm) {
-    vm->abandoned = true;
-    for (size_t i = 0; i < count(&vm->pipelines); i++) mw_pipeline_abandon(pipeline_at(vm, i));
-    for (size_t i = 0; i < count(&vm->links); i++) mw_link_close(link_at(vm, i));
-    for (size_t i = 0; i < count(&vm->pipelines); i++) mw_pipeline_free(pipeline_at(vm, i));
-    vm->links.len = vm->pipelines.len = 0;
 }
 
 /* ---- entering Lua ---- */
@@ -77,17 +74,24 @@ int mw_vm_call(lua_State *L, int arguments, int results, mw_error *e) {
 
 static void tick(mw_deferred *d) {
     mw_vm *vm = mw_container_of(d, mw_vm, ticking);
-    if (vm->tick == LUA_NOREF || vm->abandoned) return;
+    if (vm->tick == LUA_NOREF) return;
     mw_error e;
     lua_rawgeti(vm->L, LUA_REGISTRYINDEX, vm->tick);
-    if (mw_vm_call(vm->L, 0, 0,
-                   &e)) { /* handlers run protected: this is a fault of ours, say it loudly and go on */
+    if (mw_vm_call(vm->L, 0, 0, &e)) { /* handlers run protected: a fault of ours; say it loudly and go on */
         mw_log_begin(MW_ERROR, "internal error in the dispatcher");
         mw_log_text("error", e.text);
         mw_log_end();
     }
-    for (size_t i = 0; i < count(&vm->pipelines); i++) mw_pipeline_flush(pipeline_at(vm, i));
+    for (size_t i = 0; i < mw_vm_plans(vm); i++) mw_pipeline_flush(mw_vm_plan(vm, i)->p);
+    if (vm->retired && !vm->running && !vm->waits) mw_site_retire(vm->site, vm);
 }
+
+void mw_vm_retire(mw_vm *vm) {
+    vm->retired = true;
+    mw_vm_wake(vm);
+}
+
+bool mw_vm_retired(const mw_vm *vm) { return vm->retired; }
 
 void mw_vm_wake(mw_vm *vm) { mw_defer(vm->loop, &vm->ticking, tick); }
 
@@ -99,9 +103,9 @@ mw_http *mw_vm_http(mw_vm *vm) {
 /* ---- links and pipelines ---- */
 
 mw_link *mw_vm_link(mw_vm *vm, const char *url, mw_failure *e) {
-    for (size_t i = 0; i < count(&vm->links); i++)
+    for (size_t i = 0; i < link_count(vm); i++)
         if (strcmp(mw_link_key(link_at(vm, i)), url) == 0) return link_at(vm, i);
-    mw_link *l = mw_link_new(vm->loop, url, (mw_error *)e);
+    mw_link *l = mw_site_link(vm->site, url, (mw_error *)e);
     if (l) mw_buf_add(&vm->links, &l, sizeof l);
     return l;
 }
@@ -122,45 +126,49 @@ static void pipeline_event(void *owner, mw_pipeline *p) {
     mw_vm_wake(owner);
 }
 
-static void pipeline_closed(void *owner, mw_pipeline *p) {
-    (void)p;
-    mw_vm *vm = owner;
-    if (--vm->open_pipelines == 0 && vm->drained) vm->drained(vm);
+static mw_pipeline_events events_of(mw_vm *vm) {
+    return (mw_pipeline_events){.ready = pipeline_event,
+                                .expired = pipeline_event,
+                                .closed = mw_site_closed,
+                                .owner = vm,
+                                .keeper = vm->site,
+                                .running = &vm->running};
 }
 
 int mw_vm_pipeline_check(const mw_pipeline_spec *spec, mw_failure *e) {
     return mw_pipeline_check(spec, (mw_error *)e);
 }
 
-mw_pipeline *mw_vm_pipeline(mw_vm *vm, const mw_pipeline_spec *spec, mw_failure *e) {
-    mw_pipeline_events events = {
-        .ready = pipeline_event, .expired = pipeline_event, .closed = pipeline_closed, .owner = vm};
-    mw_pipeline *p = mw_pipeline_new(spec, events, (mw_error *)e);
-    if (!p) return NULL;
-    mw_pipeline_set_generation(p, vm->generation);
-    mw_buf_add(&vm->pipelines, &p, sizeof p);
-    return p;
-}
-
-int mw_vm_pipeline_start(mw_pipeline *p, mw_failure *e) { return mw_pipeline_start(p, (mw_error *)e); }
-
-int mw_vm_start(mw_vm *vm, mw_error *e) {
-    for (size_t i = 0; i < count(&vm->pipelines); i++) {
-        if (mw_pipeline_start(pipeline_at(vm, i), e)) return -1;
-        vm->open_pipelines++;
+static void keep_texts(mw_pipeline_spec *s) {
+    const char **texts[] = {&s->name, &s->channel, &s->group, &s->dead_channel};
+    size_t size = 0;
+    for (size_t i = 0; i < 4; i++) size += strlen(*texts[i]) + 1;
+    char *at = malloc(size);
+    if (!at) abort();
+    for (size_t i = 0; i < 4; i++) {
+        size_t n = strlen(*texts[i]) + 1;
+        *texts[i] = memcpy(at, *texts[i], n);
+        at += n;
     }
-    return 0;
 }
 
-void mw_vm_drain(mw_vm *vm) {
-    if (vm->draining) return;
-    vm->draining = true;
-    if (!vm->open_pipelines && vm->drained) vm->drained(vm);
-    for (size_t i = 0; i < count(&vm->pipelines); i++) mw_pipeline_drain(pipeline_at(vm, i));
+/* The one that runs already where the source is the same, else a new one; neither is touched before the
+ * switch. */
+mw_pipeline *mw_vm_pipeline(mw_vm *vm, const mw_pipeline_spec *spec, mw_failure *e) {
+    if (mw_pipeline_check(spec, (mw_error *)e)) return NULL;
+    mw_plan plan = {.p = mw_site_same(vm->site, spec), .spec = *spec};
+    plan.kept = plan.p != NULL;
+    if (!plan.p) plan.p = mw_pipeline_new(spec, events_of(vm), (mw_error *)e);
+    if (!plan.p) return NULL;
+    if (!plan.kept) mw_pipeline_set_generation(plan.p, vm->generation);
+    keep_texts(&plan.spec);
+    mw_site_hold(vm->site, plan.p);
+    mw_buf_add(&vm->plans, &plan, sizeof plan);
+    return plan.p;
 }
 
-bool mw_vm_idle(mw_vm *vm) {
-    for (size_t i = 0; i < count(&vm->pipelines); i++)
-        if (!mw_pipeline_idle(pipeline_at(vm, i))) return false;
-    return true;
+void mw_vm_adopt(mw_vm *vm, size_t i) {
+    mw_plan *plan = mw_vm_plan(vm, i);
+    mw_pipeline_adopt(plan->p, &plan->spec, events_of(vm));
+    mw_pipeline_set_generation(plan->p, vm->generation);
 }

@@ -7,19 +7,26 @@
 #include "base/buf.h"
 #include "base/hash.h"
 #include "core/pipeline.h"
+#include "lua/site.h"
 #include "lua/alloc.h"
 #include "lua/ffi_api.h"
 
-typedef struct mw_vm mw_vm;
 typedef struct mw_wait mw_wait;
+
+typedef struct mw_plan { /* a pipeline that this generation declares */
+    mw_pipeline *p;
+    mw_pipeline_spec spec; /* its texts are copies */
+    bool kept;             /* it runs already, for the generation before */
+} mw_plan;
 
 struct mw_vm {
     mw_loop *loop;
+    mw_site *site;
     lua_State *L;
     int tick; /* registry reference of the Lua function; LUA_NOREF until it is set */
     mw_deferred ticking;
-    mw_buf links;     /* of mw_link * */
-    mw_buf pipelines; /* of mw_pipeline * */
+    mw_buf links; /* of mw_link *, a reference each */
+    mw_buf plans; /* of mw_plan, a reference each */
     mw_buf completions;
     size_t completions_taken;
     char *last_error;
@@ -27,20 +34,17 @@ struct mw_vm {
     mw_map sleeping;      /* waiter -> mw_wait */
     struct mw_http *http; /* made on first use */
     uint32_t generation;
+    uint32_t running; /* deliveries that its handlers have */
     mw_alloc alloc;
-    bool draining, abandoned;
-    uint32_t open_pipelines;
-    void (*drained)(mw_vm *vm); /* every pipeline is closed */
-    void *owner;
+    bool retired;
 };
 
-mw_vm *mw_vm_new(mw_loop *loop, uint32_t generation);
-void mw_vm_free(mw_vm *vm); /* whatever state it is in; NULL is fine */
-
-int mw_vm_start(mw_vm *vm, mw_error *e); /* opens what the project declared */
-void mw_vm_drain(mw_vm *vm);             /* `drained` follows, perhaps at once */
-void mw_vm_abandon(mw_vm *vm);           /* as a crash would: nothing is settled or given back by us */
-bool mw_vm_idle(mw_vm *vm);
+mw_vm *mw_vm_new(mw_site *site, uint32_t generation);
+void mw_vm_free(mw_vm *vm);   /* only the site calls it; NULL is fine */
+void mw_vm_retire(mw_vm *vm); /* takes nothing more; goes with its last task */
+size_t mw_vm_plans(const mw_vm *vm);
+mw_plan *mw_vm_plan(const mw_vm *vm, size_t i);
+void mw_vm_adopt(mw_vm *vm, size_t i); /* the kept pipeline of plan i is its own from now on */
 
 /* Calls the function and arguments on the stack with a traceback; on an error leaves nothing and fills e. */
 int mw_vm_call(lua_State *L, int arguments, int results, mw_error *e);

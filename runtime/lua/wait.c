@@ -11,8 +11,10 @@ struct mw_wait { /* one answer that is owed */
     mw_wait *next, **back;
     mw_vm *vm;
     double waiter;
+    bool soon; /* a sleep of nothing: deferred instead of timed */
     union {
         mw_timer timer;
+        mw_deferred deferred;
         mw_confirm confirm;
         mw_claimant claimant;
         mw_browser browser;
@@ -83,35 +85,48 @@ static void finish(mw_wait *w, mw_completion c, const mw_error *e) {
     free_wait(w);
 }
 
-void mw_vm_free_waits(mw_vm *vm) {
-    for (mw_wait *w; (w = vm->waits);) {
-        if (mw_map_remove(&vm->sleeping, (uint64_t)w->waiter)) mw_timer_stop(&w->timer);
-        free_wait(w);
-    }
-    mw_map_free(&vm->sleeping);
-    for (mw_completion c; mw_vm_completion(vm, &c);) {
-    }
-}
-
 /* ---- sleeping ---- */
 
-static void slept(mw_timer *t) {
-    mw_wait *w = mw_container_of(t, mw_wait, timer);
+static void wake_up(mw_wait *w) {
     mw_map_remove(&w->vm->sleeping, (uint64_t)w->waiter);
     finish(w, (mw_completion){0}, NULL);
 }
 
+static void slept(mw_timer *t) { wake_up(mw_container_of(t, mw_wait, timer)); }
+static void yielded(mw_deferred *d) { wake_up(mw_container_of(d, mw_wait, deferred)); }
+
+/* Sleeping for nothing lets the others run and goes on in the next turn, not a tick of the clock later. */
 void mw_vm_sleep(mw_vm *vm, double waiter, double seconds) {
     mw_wait *w = new_wait(vm, waiter);
+    int64_t ms = (int64_t)(seconds * 1000 + 0.5);
     mw_map_put(&vm->sleeping, (uint64_t)waiter, w);
-    mw_timer_start(vm->loop, &w->timer, (int64_t)(seconds * 1000 + 0.5), slept);
+    mw_loop_now_update(vm->loop); /* the handler may have computed for long: that is not part of its sleep */
+    w->soon = ms == 0;
+    if (w->soon)
+        mw_defer(vm->loop, &w->deferred, yielded);
+    else
+        mw_timer_start(vm->loop, &w->timer, ms, slept);
 }
 
-void mw_vm_forget(mw_vm *vm, double waiter) {
+static bool stop_sleep(mw_vm *vm, double waiter) {
     mw_wait *w = mw_map_remove(&vm->sleeping, (uint64_t)waiter);
-    if (!w) return;
-    mw_timer_stop(&w->timer);
+    if (!w) return false;
+    if (w->soon)
+        mw_deferred_cancel(vm->loop, &w->deferred);
+    else
+        mw_timer_stop(&w->timer);
     free_wait(w);
+    return true;
+}
+
+void mw_vm_forget(mw_vm *vm, double waiter) { stop_sleep(vm, waiter); }
+
+void mw_vm_free_waits(mw_vm *vm) {
+    for (mw_wait *w; (w = vm->waits);)
+        if (!stop_sleep(vm, w->waiter)) free_wait(w);
+    mw_map_free(&vm->sleeping);
+    for (mw_completion c; mw_vm_completion(vm, &c);) {
+    }
 }
 
 /* ---- publishing now, claiming ---- */
@@ -232,6 +247,18 @@ mw_message *mw_message_make(const mw_parts *p, mw_failure *e) {
         return NULL;
     }
     return mw_message_check(p, (mw_error *)e) ? NULL : mw_message_new(p);
+}
+
+int mw_delivery_send(mw_delivery *d, mw_link *l, const char *channel, const mw_parts *p, const char *body,
+                     size_t len, int64_t delay_ms, mw_failure *e) {
+    mw_parts whole = *p;
+    whole.body = body;
+    whole.body_len = len;
+    mw_message *m = mw_message_make(&whole, e);
+    if (!m) return -1;
+    mw_delivery_publish(d, l, channel, m, delay_ms);
+    mw_message_unref(m);
+    return 0;
 }
 
 _Static_assert(sizeof(mw_failure) == sizeof(mw_error), "ffi_api.h mirrors error.h");

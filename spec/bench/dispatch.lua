@@ -1,5 +1,6 @@
---- Dispatch: messages that lie in a memory broker go through the whole core and a handler, against the same messages in a bare C loop. One process a
---- case, so that each starts with a fresh compiler; both sides in turn, so that a busy neighbour hits both.
+--- Dispatch: messages that lie in a memory broker go through the whole core and a handler, against the same messages in
+--- a bare C loop. One process a case, so that each starts with a fresh compiler; both sides in turn, so that a busy
+--- neighbour hits both.
 ---   moonwire lua spec/bench/dispatch.lua CASE MESSAGES ROUNDS     -> one JSON object
 local bench = dofile((arg[0]:match "^(.*/)" or "./") .. "bench.lua")
 local json = require "moonwire.json"

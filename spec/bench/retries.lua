@@ -1,9 +1,9 @@
 --- What a scheduled retry costs in memory: messages that all fail and all wait for an hour, in the memory broker.
 ---   moonwire lua spec/bench/retries.lua MESSAGES BODY     -> one JSON object, bytes per message
 ---
---- `whole` is the growth of the resident set from before the messages were published to when every one of them waits for its next attempt: the
---- message with its id and body, its place at the broker, its timer and its error. `scheduled` is what waiting for a retry adds to a message that
---- merely lies in the queue.
+--- `whole` is the growth of the resident set from before the messages were published to when every one of them waits
+--- for its next attempt: the message with its id and body, its place at the broker, its timer and its error.
+--- `scheduled` is what waiting for a retry adds to a message that merely lies in the queue.
 local bench = dofile((arg[0]:match "^(.*/)" or "./") .. "bench.lua")
 local json = require "moonwire.json"
 local F = bench.fill()
@@ -28,7 +28,10 @@ mw.pipeline "bench" {
     F.mw_bench_fill("bench", "in", n, 0, body)
     local filled = F.mw_bench_rss()
     retried = retried + n
-    local wall, cpu = bench.timed(function() return app:status()[1].retried == retried and app:status()[1].in_flight == 0 end)
+    local wall, cpu = bench.timed(function()
+      local status = app:status()[1]
+      return status.retried == retried and status.in_flight == 0
+    end)
     return filled, wall, cpu
   end
   run(10000)

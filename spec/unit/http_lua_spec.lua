@@ -1,4 +1,5 @@
--- The Lua face of mw.http on the real runtime: each call runs as a task of its own, and the loop turns until it is over. The peer is
+-- The Lua face of mw.http on the real runtime: each call runs as a task of its own, and the loop turns until it is
+-- over. The peer is
 -- `http_test serve` (spec/unit/http_test.c), built with the other C tests.
 local C = require "moonwire.internal.cdef"
 local core = require "moonwire.core"
@@ -229,7 +230,8 @@ describe("mw.http", function()
   it("survives the collector at any moment, compiled or not", function()
     local pause = collectgarbage("setpause", 0)
     for i = 1, 300 do
-      local reply = http.post(base .. "/echo", ("%d"):format(i), { headers = { ["X-N"] = "n" .. i }, query = { i = i } })
+      local options = { headers = { ["X-N"] = "n" .. i }, query = { i = i } }
+      local reply = http.post(base .. "/echo", ("%d"):format(i), options)
       has(reply.body, "/echo?i=" .. i .. " ")
       has(reply.body, "X-N: n" .. i .. "\r\n")
       assert.equal(tostring(i), reply.body:match "\r\n\r\n(.*)$")

@@ -20,7 +20,6 @@
 #include "base/loop.h"
 #include "http/http.h"
 
-
 static int failures, checks;
 static double slow = 1; /* MW_TEST_SLOW: by how much all takes longer, as under valgrind */
 static const char *test_name, *test_detail = "";

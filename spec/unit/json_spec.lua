@@ -3,22 +3,24 @@
 
 local ffi = require "ffi"
 
-if not pcall(ffi.sizeof, "struct mw_json_value") then
+if not pcall(ffi.sizeof, "struct mw_json_value") then -- the library may have declared it; functions may come twice
   ffi.cdef [[
-    struct mw_json_doc;
     struct mw_json_value {
       int32_t type; uint32_t count, node, len; const char *text; double number; int64_t integer;
     };
-    struct mw_json_doc *mw_json_new(void);
-    void mw_json_free(struct mw_json_doc *doc);
-    int mw_json_parse(struct mw_json_doc *doc, const char *text, size_t len);
-    const char *mw_json_error(const struct mw_json_doc *doc);
-    size_t mw_json_memory(const struct mw_json_doc *doc);
-    int mw_json_find(const struct mw_json_doc *doc, const char *path, size_t path_len, struct mw_json_value *out);
-    int mw_json_find_in(const struct mw_json_doc *doc, uint32_t node, const char *path, size_t path_len,
-                        struct mw_json_value *out);
   ]]
 end
+ffi.cdef [[
+  struct mw_json_doc;
+  struct mw_json_doc *mw_json_new(void);
+  void mw_json_free(struct mw_json_doc *doc);
+  int mw_json_parse(struct mw_json_doc *doc, const char *text, size_t len);
+  const char *mw_json_error(const struct mw_json_doc *doc);
+  size_t mw_json_memory(const struct mw_json_doc *doc);
+  int mw_json_find(const struct mw_json_doc *doc, const char *path, size_t path_len, struct mw_json_value *out);
+  int mw_json_find_in(const struct mw_json_doc *doc, uint32_t node, const char *path, size_t path_len,
+                      struct mw_json_value *out);
+]]
 
 local C = ffi.C
 local shared = os.getenv "MW_JSON_CORE"

@@ -4,8 +4,9 @@ local mw = require "moonwire"
 local M = {}
 
 function M.handle(msg)
-  local image = msg:get "image"
-  mw.publish("image.published", { image = image, url = "https://img.example/" .. image }, { key = msg.key })
+  local image, sizes = msg:get("image", "sizes")
+  local url = "https://img.example/" .. image
+  mw.publish("image.published", { image = image, url = url, sizes = sizes }, { key = msg.key })
 end
 
 return M

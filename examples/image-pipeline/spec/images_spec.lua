@@ -15,35 +15,47 @@ describe("image pipeline", function()
   it("takes an upload through all steps", function()
     upload()
     app:settle()
-    local marked, online = app:published "image.watermarked", app:published "image.published"
+    local online = app:published "image.published"
+    assert.equal(1, #online)
+    assert.equal("cat", online[1].key)
+    assert.equal("https://img.example/cat", online[1].data.url)
     assert.same({
       { width = 320, height = 240, marked = true }, { width = 1280, height = 960, marked = true },
-    }, marked[1].data.sizes)
-    assert.same({ image = "cat", url = "https://img.example/cat" }, online[1].data)
-    assert.equal("cat", online[1].key)
+    }, online[1].data.sizes)
+    assert.equal(1, app:handled "watch")
   end)
 
   it("does not enlarge small ones", function()
     upload { width = 100, height = 50 }
     app:settle()
-    for _, size in ipairs(app:published("image.resized")[1].data.sizes) do
-      assert.same({ width = 100, height = 50 }, size)
+    for _, size in ipairs(app:published("image.published")[1].data.sizes) do
+      assert.same({ width = 100, height = 50, marked = true }, size)
     end
   end)
 
   it("gives up on a format at once, and keeps it", function()
     upload { format = "tiff" }
     app:settle()
-    local dead = app:dead "image.uploaded.dead"
+    local dead = app:dead "resize"
     assert.same({ "unsupported", "1" }, { dead[1].headers["mw-dead-class"], dead[1].headers["mw-dead-attempts"] })
-    assert.same({}, app:published "image.resized")
+    assert.equal(0, app:handled "watermark")
   end)
 
   it("puts an image online once", function()
     upload()
     upload()
     app:settle()
-    assert.equal(2, #app:published "image.watermarked")
+    assert.equal(2, app:handled "watermark")
+    assert.equal(1, app:status("publish").deduped)
+    assert.equal(1, #app:published "image.published")
+  end)
+
+  it("repeats a step at most when the broker loses acks and connections", function()
+    app:fault("lose_ack", 2)
+    upload()
+    app:settle()
+    app:cut() -- what was not acked comes again
+    app:settle()
     assert.equal(1, #app:published "image.published")
   end)
 end)

@@ -1,4 +1,4 @@
--- The story of the demo, in milliseconds: `moonwire test` runs the project on a memory broker with a clock of its own.
+-- The story of the demo: `moonwire test` runs the project in the real core, on a memory broker.
 local testing = require "moonwire.testing"
 
 local function order(item, quantity, email)
@@ -8,13 +8,13 @@ end
 describe("orders", function()
   local app
 
-  before_each(function() app = testing.start() end)
+  before_each(function() app = testing.start { env = { RETRY_BASE = "0.02" } } end)
   after_each(function() app:stop() end)
 
-  it("asks for an email with the ack", function()
+  it("sends an email for an order", function()
     app:publish("order.created.v1", order("cup", 6), { key = "ann" })
     app:settle()
-    local mails = app:published "email.requested.v1"
+    local mails = app:published "email.sent.v1"
     assert.equal(1, #mails)
     assert.same({ to = "ann@example.org", text = "6 x cup is on its way" }, mails[1].data)
     assert.equal("ann", mails[1].key)
@@ -25,26 +25,27 @@ describe("orders", function()
     app:publish("order.created.v1", order "cup", { key = "bob", id = "o-2" })
     app:publish("order.created.v1", order "spoon", { key = "ann", id = "o-3" })
     app:settle()
-    local texts = {}
-    for i, mail in ipairs(app:published "email.requested.v1") do texts[i] = mail.data.text end
+    local texts = {} -- in the order in which they were sent
+    for i, mail in ipairs(app:published "email.sent.v1") do texts[i] = mail.data.text end
     assert.same({ "1 x spoon is on its way", "1 x kettle is on its way", "1 x cup is on its way" }, texts)
-    assert.same({}, app:dead "order.dead.v1")
+    assert.equal(2, app:status("orders").retried)
+    assert.same({}, app:dead "orders")
   end)
 
   it("keeps what does not exist as a dead letter, with the reason", function()
     app:publish("order.created.v1", order "unicorn")
     app:settle()
-    local dead = app:dead "order.dead.v1"
+    local dead = app:dead "orders"
     assert.equal(1, #dead)
     assert.equal("business", dead[1].headers["mw-dead-class"])
     assert.equal("no such item: unicorn", dead[1].headers["mw-dead-reason"])
-    assert.same({}, app:published "email.requested.v1")
+    assert.same({}, app:published "email.sent.v1")
   end)
 
   it("never sees an order that does not fit the schema", function()
     app:publish("order.created.v1", { email = "dan@example.org", item = "spoon" })
     app:settle()
-    local dead = app:dead "order.dead.v1"
+    local dead = app:dead "orders"
     assert.equal("invalid", dead[1].headers["mw-dead-class"])
     assert(dead[1].headers["mw-dead-reason"]:find 'required property "quantity" is missing')
   end)
@@ -52,6 +53,15 @@ describe("orders", function()
   it("skips the same id", function()
     for _ = 1, 2 do app:publish("order.created.v1", order "cup", { id = "o-1" }) end
     app:settle()
-    assert.equal(1, #app:published "email.requested.v1")
+    assert.equal(1, app:handled "orders")
+    assert.equal(1, app:status("orders").deduped)
+    assert.equal(1, #app:published "email.sent.v1")
+  end)
+
+  it("loses nothing when it is killed, and counts the attempt", function()
+    app:publish("order.created.v1", order("cup", 2), { key = "ann", id = "o-1" })
+    app:crash()
+    app:settle()
+    assert.equal(1, #app:published "email.sent.v1")
   end)
 end)

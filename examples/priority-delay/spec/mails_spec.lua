@@ -3,7 +3,7 @@ local testing = require "moonwire.testing"
 describe("mails", function()
   local app
 
-  before_each(function() app = testing.start() end)
+  before_each(function() app = testing.start { env = { REMIND_AFTER = "0.2" } } end)
   after_each(function() app:stop() end)
 
   it("go out by importance; the reminder comes when it is time", function()

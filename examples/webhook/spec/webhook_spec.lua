@@ -9,7 +9,7 @@ describe("shop-hook", function()
   it("keeps what could not be delivered, with the reason", function() -- nobody listens on port 1
     app:publish("order.created", { order = 1 }, { key = "ann" })
     app:settle()
-    local dead = app:dead "order.created.dead"
+    local dead = app:dead "shop-hook"
     assert.equal(1, #dead)
     assert.equal("4", dead[1].headers["mw-dead-attempts"])
     assert(dead[1].headers["mw-dead-last-error"]:find "refused")

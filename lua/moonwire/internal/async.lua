@@ -25,8 +25,9 @@ end
 ---@return any ... the first result of each, in order
 function M.all(functions)
   if type(functions) ~= "table" then error("mw.all: expected a list of functions, got " .. type(functions), 2) end
-  for i, fn in ipairs(functions) do
-    if type(fn) ~= "function" then error(("mw.all: item %d is a %s, not a function"):format(i, type(fn)), 2) end
+  for i = 1, #functions do -- not ipairs: it would stop at a hole, and nobody would end what comes after
+    local kind = type(functions[i])
+    if kind ~= "function" then error(("mw.all: item %d is a %s, not a function"):format(i, kind), 2) end
   end
   local parent = wait.current
   local join = wait.begin()
@@ -36,7 +37,7 @@ function M.all(functions)
     local child = runtime.spawn(function() collect(results, i, fn()) end, parent, function(err, task)
       parent.children[task] = nil
       left = left - 1
-      failure = failure or (err ~= nil and { err } or nil)
+      if not failure and not results[i] then failure = { err == nil and "error without a text" or err } end
       if joined and (left == 0 or failure) and not parent.woken then
         parent.woken = true
         C.mw_vm_sleep(wait.vm, join, 0) -- wakes the parent from the next tick, not from inside its child

@@ -1,11 +1,18 @@
---- Reading a message's body where it lies, in C memory: the whole of it into tables, or single fields without building the rest.
+--- Reading a message's body where it lies, in C memory: the whole of it into tables, or single fields without
+--- building the rest.
 local ffi = require "ffi"
 local json = require "moonwire.json"
 local core = require "moonwire.json.core"
 
+if not pcall(ffi.typeof, "struct mw_json_value") then -- once per process; busted loads modules again
+  ffi.cdef [[
+    struct mw_json_value {
+      int32_t type; uint32_t count, node, len; const char *text; double number; int64_t integer;
+    };
+  ]]
+end
 ffi.cdef [[
   struct mw_json_doc;
-  struct mw_json_value { int32_t type; uint32_t count, node, len; const char *text; double number; int64_t integer; };
   struct mw_json_doc *mw_json_new(void);
   void mw_json_free(struct mw_json_doc *doc);
   int mw_json_parse(struct mw_json_doc *doc, const char *text, size_t len);
@@ -44,7 +51,8 @@ local function rest(path, ...)
   return found(path), rest(...)
 end
 
---- The values at the paths, nil where there is nothing. `invalid(text)` is called, and must raise, when the body is not JSON.
+--- The values at the paths, nil where there is nothing. `invalid(text)` is called, and must raise, when the body is
+--- not JSON.
 function M.find(pointer, len, invalid, path, second, ...)
   if C.mw_json_parse(doc, pointer, len) ~= 0 then invalid("body is not JSON: " .. ffi.string(C.mw_json_error(doc))) end
   if second == nil then return found(path) end

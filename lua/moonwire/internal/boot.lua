@@ -1,7 +1,9 @@
---- Makes a generation: reads the project in this state, opens its connections, and ties its pipelines to their handlers.
+--- Makes a generation: reads the project in this state, opens its connections, and ties its pipelines to their
+--- handlers.
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
 local ffi = require "ffi"
+local json = require "moonwire.json"
 local message = require "moonwire.internal.message"
 local project = require "moonwire.internal.project"
 local runtime = require "moonwire.internal.runtime"
@@ -9,7 +11,7 @@ local verdict = require "moonwire.internal.verdict"
 local wait = require "moonwire.internal.wait"
 local worker = require "moonwire.internal.worker"
 
-string.dump = nil -- reachable through any string otherwise
+string.dump = nil -- luacheck: ignore 122; reachable through any string otherwise
 
 message.invalid = function(text) error(fault.new { class = "invalid", text = text }, 0) end
 
@@ -47,12 +49,17 @@ local function with_dedupe(run, settings)
   local key_of = dedupe_key(settings.key)
   return function(msg)
     local key = key_of(msg)
-    if key == nil then return run(msg) end
+    if key == nil or key == json.null then return run(msg) end -- messages without one are not each other's twins
     local state = claim(wait.current.delivery, tostring(key))
     if state == "seen" then return DUPLICATE end
     if state == "busy" then return BUSY end
     return run(msg)
   end
+end
+
+local function failed(err)
+  if fault.is(err) then return verdict.retry { reason = err.text, class = err.class, after = err.after } end
+  return verdict.retry { reason = fault.text(err) }
 end
 
 --- For batches: what the checks refuse never reaches handle_batch; its verdicts are put back into their places.
@@ -65,7 +72,7 @@ local function batch_with_checks(run_batch, check)
         local fine, why = check(msg.data)
         if not fine then return "schema: " .. why end
       end)
-      local refused = not ok and tostring(text) or text
+      local refused = not ok and fault.text(text) or text
       if refused then
         verdicts[i] = verdict.reject(refused, "invalid")
         wait.current.verdict = nil
@@ -75,8 +82,13 @@ local function batch_with_checks(run_batch, check)
     end
     if #good == 0 then return verdicts end
     local ok, a, b = pcall(run_batch, good)
-    if not ok then a = verdict.retry { reason = tostring(a), class = fault.is(a) and a.class or nil }
-    elseif a == nil and b ~= nil or a == false then a = verdict.retry { reason = tostring(b or "the handler answered false") } end
+    if not ok then
+      a = failed(a)
+    elseif a == nil and b == nil then
+      a = wait.current.verdict -- made, but not returned
+    elseif a == nil or a == false then
+      a = failed(b or "the handler answered false")
+    end
     for k, place in ipairs(places) do
       verdicts[place] = verdict.is(a) and a or type(a) == "table" and a[k] or nil
     end
@@ -108,13 +120,10 @@ local function build(p)
 end
 
 local function open(read)
-  local failure, opened = ffi.new "mw_failure", {}
-  local function need(link)
-    local url = ffi.string(C.mw_link_url(link))
-    if opened[url] then return true end
-    if C.mw_vm_link_open(link, failure) ~= 0 then return nil, ("%s: %s"):format(url, ffi.string(failure.text)) end
-    opened[url] = true
-    return true
+  local failure = ffi.new "mw_failure"
+  local function need(link) -- twice is once
+    if C.mw_vm_link_open(link, failure) == 0 then return true end
+    return nil, ("%s: %s"):format(ffi.string(C.mw_link_url(link)), ffi.string(failure.text))
   end
   for _, connection in ipairs(read.connections) do
     local ok, err = need(connection.link)
@@ -127,7 +136,8 @@ local function open(read)
   end
   for _, d in ipairs(read.declared) do
     local retain = d.retain
-    if C.mw_vm_declare(d.channel:link_of(), d.channel.name, math.floor((retain.age or 0) * 1000), retain.count or 0, failure) ~= 0 then
+    local age = math.floor((retain.age or 0) * 1000)
+    if C.mw_vm_declare(d.channel:link_of(), d.channel.name, age, retain.count or 0, failure) ~= 0 then
       return nil, ("channel %q: %s"):format(d.channel.name, ffi.string(failure.text))
     end
   end
@@ -135,7 +145,7 @@ local function open(read)
 end
 
 --- Called by C: `dir`, and `check = true` to stop before anything is opened.
----@return boolean|nil ok, string|number error or the drain limit; a text that begins with "!" is about a broker, not the project
+---@return boolean|nil ok, string|number error or the drain limit; a text with "!" in front is about a broker
 return function(options)
   if options.jit == "off" then jit.off() end
   jit.opt.start("maxtrace=4000", "maxmcode=16384")

@@ -3,10 +3,19 @@ local M = {}
 
 local function unquote(value, where)
   local quote = value:match [[^(["'])]]
-  if not quote then return (value:gsub("%s+#.*$", ""):gsub("%s+$", "")) end
-  local inner = value:match("^" .. quote .. "(.*)" .. quote .. "%s*$") or
-    value:match("^" .. quote .. "(.-)" .. quote .. "%s+#")
-  if not inner then return nil, where .. ": the quote is not closed" end
+  if not quote then
+    if value:match "^#" then return "" end
+    return (value:gsub("%s+#.*$", ""):gsub("%s+$", ""))
+  end
+  local close = 2
+  while value:sub(close, close) ~= quote do
+    if close > #value then return nil, where .. ": the quote is not closed" end
+    close = close + (quote == '"' and value:sub(close, close) == "\\" and 2 or 1)
+  end
+  local inner, rest = value:sub(2, close - 1), value:sub(close + 1)
+  if not (rest:match "^%s*$" or rest:match "^%s+#") then
+    return nil, ("%s: unexpected %q after the closing quote"):format(where, rest)
+  end
   if quote == "'" then return inner end
   return (inner:gsub("\\(.)", { n = "\n", t = "\t", ["\\"] = "\\", ['"'] = '"', ["$"] = "$" }))
 end

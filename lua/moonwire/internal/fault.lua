@@ -19,6 +19,13 @@ function M.new(fields)
   return setmetatable({ class = fields.class, text = fields.text, after = fields.after }, Fault)
 end
 
+--- The text of whatever was raised; an error object's __tostring may fail, or answer with something else.
+---@return string
+function M.text(err)
+  local ok, text = pcall(tostring, err)
+  return ok and type(text) == "string" and text or "error object of type " .. type(err)
+end
+
 ---@return boolean
 function M.is(value) return type(value) == "table" and getmetatable(value) == Fault end
 

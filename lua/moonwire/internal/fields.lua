@@ -1,9 +1,11 @@
---- Checks a table of settings against a table of rules and says what is wrong with it: which field, which line, and the nearest right name.
+--- Checks a table of settings against a table of rules and says what is wrong with it: which field, which line, and
+--- the nearest right name.
 local nearest = require "moonwire.internal.nearest"
 
 local M = {}
 
---- The line where a field is set, looked up in the source from the line of the call on; the call's own line when it is not to be found.
+--- The line where a field is set, looked up in the source from the line of the call on; the call's own line when it
+--- is not to be found.
 ---@param source string|nil
 ---@param first integer
 ---@param field string

@@ -1,4 +1,5 @@
---- Loads and checks handlers: a module of the project, one of the ready-made ones, or a table or function written in moonwire.lua.
+--- Loads and checks handlers: a module of the project, one of the ready-made ones, or a table or function written in
+--- moonwire.lua.
 local core = require "moonwire.core"
 local json = require "moonwire.json"
 local nearest = require "moonwire.internal.nearest"
@@ -71,7 +72,8 @@ local function check_table(module, name)
     local names = {}
     for field in pairs(module) do names[#names + 1] = tostring(field) end
     local near = nearest("handle", names)
-    return nil, ("handler %s has neither handle nor handle_batch%s"):format(name, near and ("; is %q meant?"):format(near) or "")
+    local hint = near and ("; is %q meant?"):format(near) or ""
+    return nil, ("handler %s has neither handle nor handle_batch%s"):format(name, hint)
   end
   if module.handle and module.handle_batch then
     return nil, ("handler %s has both handle and handle_batch: one of them would never run"):format(name)
@@ -81,7 +83,8 @@ end
 
 --- A module may return a function of the pipeline's `options` that makes the handler.
 local function make(module, options, name)
-  if type(module) == "table" and module.handle == nil and module.handle_batch == nil and type(module.new) == "function" then
+  local handles = type(module) == "table" and (module.handle ~= nil or module.handle_batch ~= nil)
+  if type(module) == "table" and not handles and type(module.new) == "function" then
     module = module.new
   elseif type(module) ~= "function" or options == nil then
     if options ~= nil then return nil, ("handler %s takes no options"):format(name) end
@@ -97,7 +100,7 @@ end
 ---@param options table|nil
 ---@return table|nil { handle, handle_batch, check, name }, string|nil error
 function M.load(project, given, options)
-  local module, err, name = given, nil, "in moonwire.lua"
+  local module, name, err = given, "in moonwire.lua"
   if type(given) == "string" then
     name = ("%q"):format(given)
     module, err = find(project, given)

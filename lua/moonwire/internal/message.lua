@@ -1,4 +1,5 @@
---- What a handler is given. Fields are made on first use: a handler that reads two fields of the body pays for two fields.
+--- What a handler is given. Fields are made on first use: a handler that reads two fields of the body pays for two
+--- fields.
 --- After the verdict the record in C is gone; fields that were read before stay, others raise an error.
 local C = require "moonwire.internal.cdef"
 local body = require "moonwire.internal.body"
@@ -94,7 +95,7 @@ local function dig_one(value, path)
   for step in path:gmatch "[^.]+" do
     if type(value) ~= "table" then return nil end
     local next_value = value[step]
-    if next_value == nil then next_value = value[tonumber(step)] end
+    if next_value == nil and step:find "^[1-9]%d*$" then next_value = value[tonumber(step)] end
     value = next_value
   end
   return value

@@ -35,7 +35,9 @@ local function check_backoff(b, where, problems, prefix)
   if type(b) == "table" then
     if #b == 0 or #b > 32 then return problem "must list 1 to 32 delays in seconds" end
     for i = 1, #b do
-      if type(b[i]) ~= "number" or b[i] < 0 or b[i] > 3.15e9 then return problem("must list seconds, item " .. i .. " is not") end
+      if type(b[i]) ~= "number" or b[i] < 0 or b[i] > 3.15e9 then
+        return problem("must list seconds, item " .. i .. " is not")
+      end
     end
   elseif b ~= "exponential" and b ~= "fixed" then
     problem(('must be "exponential", "fixed" or a list such as {1, 2, 4}, got %s'):format(tostring(b)))
@@ -83,7 +85,7 @@ local function inherit(class, top)
     all[name] = class[name]
     if all[name] == nil then all[name] = top[name] end
   end
-  if class.backoff and not class.attempts then all.attempts = nil end
+  if type(class.backoff) == "table" and not class.attempts then all.attempts = nil end -- the list says how many
   all.pause = class.pause
   return all
 end
@@ -91,8 +93,8 @@ end
 local function check_class(name, class, where, problems)
   local prefix = "retry.classes." .. tostring(name)
   if type(name) ~= "string" or name == "" or #name > 31 then
-    problems[#problems + 1] = ("%s:%d: %s: a class is named by a string of 1 to 31 characters"):format(where.file, where.line,
-      where.what)
+    local text = "%s:%d: %s: a class is named by a string of 1 to 31 characters"
+    problems[#problems + 1] = text:format(where.file, where.line, where.what)
     return "dead"
   end
   if class == "dead" then return class end
@@ -116,12 +118,16 @@ function M.prepare(retry, where, problems)
   check_backoff(top.backoff, where, problems, "retry")
   local classes = {}
   for name, class in pairs(BUILT_IN) do classes[name] = class end
-  for name, class in pairs(top.classes or {}) do classes[name] = check_class(name, class, where, problems) end
+  for name, class in pairs(top.classes or {}) do
+    class = check_class(name, class, where, problems)
+    if type(name) == "string" then classes[name] = class end
+  end
   local names = {}
   for name in pairs(classes) do names[#names + 1] = name end
   table.sort(names)
   if #names > 15 then
-    problems[#problems + 1] = ("%s:%d: %s: more than 15 classes in retry.classes"):format(where.file, where.line, where.what)
+    local text = "%s:%d: %s: more than 15 classes in retry.classes"
+    problems[#problems + 1] = text:format(where.file, where.line, where.what)
   end
   return function(spec)
     fill(spec.policies[0], "", top)

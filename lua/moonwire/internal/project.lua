@@ -1,4 +1,5 @@
---- Reads a project: `.env`, `moonwire.lua`, the handlers it names and their schemas. Everything that can be checked without a broker is checked here;
+--- Reads a project: `.env`, `moonwire.lua`, the handlers it names and their schemas. Everything that can be checked
+--- without a broker is checked here;
 --- all problems are collected, so that one look shows them all.
 local C = require "moonwire.internal.cdef"
 local env = require "moonwire.internal.env"
@@ -12,6 +13,8 @@ local wait = require "moonwire.internal.wait"
 local M = {}
 
 local ORDERS = { none = 0, key = 1, source = 2 }
+-- as in core/driver.h
+local CAN_DEDUPE, CAN_RETAIN = 16, 256
 local ON_DEAD = { continue = 0, hold_key = 1, dead_key = 2 }
 
 local PIPELINE = {
@@ -89,6 +92,11 @@ function Connection:channel(name, options)
     options = fields.check(options, { retain = { kind = "table" } }, where, project.problems)
     if options.retain then
       local retain = fields.check(options.retain, RETAIN, where, project.problems, "retain")
+      if not project.rewrite and bit.band(C.mw_vm_link_can(self.link), CAN_RETAIN) == 0 then
+        local text = "%s:%d: %s: %s cannot keep messages that were handled: leave out retain"
+        project.problems[#project.problems + 1] = text:format(where.file,
+          fields.line_of(where.source, where.line, "retain"), where.what, ffi.string(C.mw_vm_link_driver(self.link)))
+      end
       project.declared[#project.declared + 1] = { channel = channel, retain = retain }
     end
   end
@@ -116,12 +124,12 @@ end
 
 --- Called as the tail of mw.connect, so that level 2 is the line of the user.
 local function connect(self, url)
-  if type(url) ~= "string" then error("mw.connect: expected a broker URL, such as embedded:data", 2) end
+  if type(url) ~= "string" then error("mw.connect: expected a broker URL, such as embedded:data", 3) end
   local failure = ffi.new "mw_failure"
   local given = url
   if self.rewrite then url = self.rewritten(url) end
   local link = C.mw_vm_link(wait.vm, resolve(url, self.dir), failure)
-  if link == nil then error("mw.connect: " .. ffi.string(failure.text), 2) end
+  if link == nil then error("mw.connect: " .. ffi.string(failure.text), 3) end
   local connection = setmetatable({ url = url, given = given, link = link, project = self }, Connection)
   self.connections[#self.connections + 1] = connection
   return connection
@@ -153,7 +161,8 @@ local function channel_or_name(self, p, field, value, from)
   if type(value) == "string" and value ~= "" and from then
     return setmetatable({ name = value, connection = from.connection }, Channel)
   end
-  complain(self, p, field, ("%s must be a channel, such as broker:channel \"orders\", got a %s"):format(field, type(value)))
+  local text = "%s must be a channel, such as broker:channel \"orders\", got a %s"
+  complain(self, p, field, text:format(field, type(value)))
   return nil
 end
 
@@ -171,7 +180,7 @@ local function dedupe_of(self, p, settings, from)
   local store = d.store
   if store == nil then
     d.link = from.connection.link
-    if bit.band(C.mw_vm_link_can(d.link), 16) == 0 then store = "memory" end
+    if bit.band(C.mw_vm_link_can(d.link), CAN_DEDUPE) == 0 then store = "memory" end
   end
   if store == "memory" then store = "memory:moonwire-dedupe" end
   if type(store) == "string" then
@@ -200,10 +209,15 @@ local function settle_pipeline(self, p)
   local s = fields.check(p.given, PIPELINE, p.where, self.problems)
   if s.from == nil or s.handler == nil then return end
   local from = channel_or_name(self, p, "from", s.from)
-  local dead = s.dead == nil and from and setmetatable({ name = from.name .. ".dead", connection = from.connection }, Channel)
-    or s.dead ~= nil and channel_or_name(self, p, "dead", s.dead, from)
+  local dead
+  if s.dead ~= nil then
+    dead = channel_or_name(self, p, "dead", s.dead, from)
+  elseif from then
+    dead = setmetatable({ name = from.name .. ".dead", connection = from.connection }, Channel)
+  end
   if s.dead == false then
-    complain(self, p, "dead", "dead = false would lose messages: leave it out, and they go to the channel's name + \".dead\"")
+    complain(self, p, "dead",
+      "dead = false would lose messages: leave it out, and they go to the channel's name + \".dead\"")
   end
   local loaded, err = handler.load(self, s.handler, s.options)
   if not loaded then complain(self, p, "handler", err) end
@@ -222,6 +236,7 @@ local function settle_pipeline(self, p)
   end
   p.from, p.dead, p.loaded, p.key, p.settings = from, dead, loaded, key, s
   p.dedupe = dedupe_of(self, p, s.dedupe, from)
+  if #self.problems > 0 then return end -- a setting that was refused has no value to go on with
   p.batch_size = loaded.handle_batch and batch.size or 1
   p.batch_wait = batch.wait
   p.buffer_bytes, p.fill_policies = buffer.bytes, fill_policies
@@ -267,7 +282,10 @@ end
 local function api(self)
   local mw = require "moonwire"
   mw.env, self.settings_seen = env.reader(read_env(self), self.overrides)
-  mw.connect = function(url) return connect(self, url) end
+  mw.connect = function(url)
+    local connection = connect(self, url) -- no tail call: errors name the caller's line
+    return connection
+  end
   mw.pipeline = function(name)
     return function(settings) declare(self, name, settings) end
   end
@@ -281,7 +299,9 @@ end
 local function run_main(self)
   local chunk, err = self.sandbox.load_file "moonwire.lua"
   if not chunk then
-    if not io.open(self.dir .. "/moonwire.lua") then err = ("%s: there is no moonwire.lua; `moonwire new` makes a project"):format(self.dir) end
+    if not io.open(self.dir .. "/moonwire.lua") then
+      err = ("%s: there is no moonwire.lua; `moonwire new` makes a project"):format(self.dir)
+    end
     self.problems[#self.problems + 1] = err
     return
   end
@@ -296,13 +316,15 @@ end
 function M.read(dir, options)
   options = options or {}
   local self = {
-    dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {}, pipelines = {},
+    dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {},
+    pipelines = {},
     by_name = {}, declared = {}, settings = { drain = 25 }, rewritten = options.rewrite and rewriter(options.rewrite),
   }
   local mw
   self.sandbox = sandbox.new(dir, function(name)
     if name == "moonwire" then return mw end
-    if name:match "^moonwire%." and not name:match "^moonwire%.internal" and not name:match "^moonwire%.cli" then
+    local private = name:match "^moonwire%.internal" or name:match "^moonwire%.cli" or name:match "%.core$"
+    if name:match "^moonwire%." and not private then
       local ok, module = pcall(require, name)
       return ok and module or nil
     end

@@ -22,7 +22,10 @@ end
 
 local function add_headers(block, headers)
   for name, value in pairs(headers) do
-    if type(name) ~= "string" or name == "" then return nil, "a header's name must be a string, got " .. tostring(name) end
+    if type(name) ~= "string" or name == "" then
+      return nil, "a header's name must be a string, got " .. tostring(name)
+    end
+    if #name > 255 then return nil, ("a header's name has %d bytes, over the limit of 255"):format(#name) end
     if type(value) == "number" or type(value) == "boolean" then value = tostring(value) end
     if type(value) ~= "string" then return nil, ("header %q must be a string, got %s"):format(name, type(value)) end
     C.mw_ffi_headers_add(block, name, #name, value, #value)
@@ -30,78 +33,138 @@ local function add_headers(block, headers)
   return true
 end
 
-local function fill(body, options, id, type_)
-  local key = options.key
-  parts.body, parts.body_len = body, #body
-  parts.key, parts.key_len, parts.has_key = key, key and #key or 0, key ~= nil
-  parts.id, parts.id_len = id, #id
-  parts.type, parts.type_len = type_, #type_
-  parts.priority = options.priority or 4
-  parts.time_ms = math.floor(C.mw_vm_now(wait.vm) * 1000)
+--- An option that does not exist, or nil. The first few are looked at without a loop: the compiler does not take a
+--- handler in one piece that runs into a loop which it has compiled already.
+local function unknown_option(options)
+  local name = next(options)
+  if name == nil then return nil end
+  if not KNOWN[name] then return name end
+  name = next(options, name)
+  if name == nil then return nil end
+  if not KNOWN[name] then return name end
+  name = next(options, name)
+  if name == nil then return nil end
+  for other in pairs(options) do
+    if not KNOWN[other] then return other end
+  end
+  return nil
 end
 
 local function check_options(options)
-  for name in pairs(options) do
-    if not KNOWN[name] then
-      local near = type(name) == "string" and nearest(name, OPTIONS)
-      return nil, ("unknown option %q%s"):format(tostring(name), near and ("; did you mean %q?"):format(near) or "")
-    end
+  local name = unknown_option(options)
+  if name ~= nil then
+    local near = type(name) == "string" and nearest(name, OPTIONS)
+    return nil, ("unknown option %q%s"):format(tostring(name), near and ("; did you mean %q?"):format(near) or "")
   end
   local p, d = options.priority, options.delay
   if p ~= nil and (type(p) ~= "number" or p < 0 or p > 9 or p % 1 ~= 0) then
     return nil, "priority must be a whole number from 0 to 9"
   end
-  if d ~= nil and (type(d) ~= "number" or d < 0 or d ~= d or d > 3.2e9) then return nil, "delay must be seconds, 0 or more" end
-  for _, name in ipairs { "id", "type" } do
-    if options[name] ~= nil and type(options[name]) ~= "string" then return nil, name .. " must be a string" end
+  if d ~= nil and (type(d) ~= "number" or d < 0 or d ~= d or d > 3.2e9) then
+    return nil, "delay must be seconds, 0 or more"
   end
+  if options.id ~= nil and type(options.id) ~= "string" then return nil, "id must be a string" end
+  if options.type ~= nil and type(options.type) ~= "string" then return nil, "type must be a string" end
   if options.headers ~= nil and type(options.headers) ~= "table" then return nil, "headers must be a table" end
   return true
 end
 
 local function encode(body)
-  if type(body) == "string" then return body, "" end
+  if type(body) == "string" then return body end
   if body == nil then return nil, "the body is nil" end
   local text, err = json.encode(body)
   if not text then return nil, "the body cannot be JSON: " .. err end
-  return text, "application/json"
+  return text
+end
+
+local kept = {} -- luacheck: ignore 241 (what `parts` points into must live as long as it may be read)
+
+--- Fills `parts` with everything but the body and the headers. Encoding the body leaves the compiled code, and what
+--- comes after it in the handler is interpreted: so this stands before it, and little after it.
+local function prepare(body, options)
+  local ok, err = check_options(options)
+  if not ok then return nil, err end
+  local key, id = options.key, options.id
+  if key ~= nil and type(key) ~= "string" then
+    if type(key) ~= "number" then return nil, "key must be a string" end
+    key = tostring(key)
+  end
+  local type_ = options.type or type(body) == "string" and "" or "application/json"
+  kept.key, kept.id, kept.type = key, id, type_
+  if key then
+    parts.key, parts.key_len, parts.has_key = key, #key, true
+  else
+    parts.key_len, parts.has_key = 0, false
+  end
+  if id then
+    parts.id, parts.id_len = id, #id
+  else
+    C.mw_uuid(uuid)
+    parts.id, parts.id_len = uuid, 36
+  end
+  parts.type, parts.type_len = type_, #type_
+  parts.priority = options.priority or 4
+  parts.time_ms = C.mw_vm_now(wait.vm) * 1000
+  parts.headers_len = 0
+  return true
+end
+
+local function with_headers(headers)
+  local block = ffi.new "mw_headers_out"
+  local ok, err = add_headers(block, headers)
+  if not ok then
+    C.mw_ffi_headers_free(block)
+    return nil, err
+  end
+  parts.headers, parts.headers_len = block.data, block.len
+  local m = C.mw_message_make(parts, failure)
+  C.mw_ffi_headers_free(block)
+  if m == nil then return nil, ffi.string(failure.text) end -- the pointer NULL, which is true
+  return m
 end
 
 --- A message in C, with one reference for the caller.
 ---@return ffi.cdata*|nil message, string|nil error
 function M.message(body, options)
-  local ok, err = check_options(options)
+  local ok, err = prepare(body, options)
   if not ok then return nil, err end
-  local key = options.key
-  if key ~= nil and type(key) ~= "string" then
-    if type(key) ~= "number" then return nil, "key must be a string" end
-    key = tostring(key)
-  end
-  local text, type_ = encode(body)
-  if not text then return nil, type_ end
-  local block = ffi.new "mw_headers_out"
-  if options.headers then
-    ok, err = add_headers(block, options.headers)
-    if not ok then
-      C.mw_ffi_headers_free(block)
-      return nil, err
-    end
-  end
-  local id = options.id or M.uuid()
-  type_ = options.type or type_
-  fill(text, { key = key, priority = options.priority }, id, type_)
-  parts.headers, parts.headers_len = block.data, block.len
+  local text, why = encode(body)
+  if not text then return nil, why end
+  parts.body, parts.body_len = text, #text
+  if options.headers then return with_headers(options.headers) end
   local m = C.mw_message_make(parts, failure)
-  C.mw_ffi_headers_free(block)
   if m == nil then return nil, ffi.string(failure.text) end
   return m
+end
+
+local function milliseconds(seconds) return math.floor((seconds or 0) * 1000 + 0.5) end
+
+--- Ties a message to the ack of a delivery.
+---@return boolean|nil ok, string|nil error
+local function attach(delivery, link, channel, body, options)
+  if options.headers then
+    local m, err = M.message(body, options)
+    if not m then return nil, err end
+    C.mw_delivery_publish(delivery, link, channel, m, milliseconds(options.delay))
+    C.mw_message_unref(m)
+    return true
+  end
+  local ok, err = prepare(body, options)
+  if not ok then return nil, err end
+  local delay = milliseconds(options.delay)
+  local text, why = encode(body)
+  if not text then return nil, why end
+  if C.mw_delivery_send(delivery, link, channel, parts, text, #text, delay, failure) ~= 0 then
+    return nil, ffi.string(failure.text)
+  end
+  return true
 end
 
 --- Publishes now and waits for the broker's confirm.
 ---@return boolean|nil ok, string|nil error, boolean|nil retryable
 function M.now(link, channel, m, delay)
   local waiter = wait.begin()
-  C.mw_vm_publish(wait.vm, link, channel, m, math.floor((delay or 0) * 1000 + 0.5), waiter)
+  C.mw_vm_publish(wait.vm, link, channel, m, milliseconds(delay), waiter)
   C.mw_message_unref(m)
   -- The broker may have it by the time the task is cancelled: there is nothing to undo.
   local _, _, err, retryable = wait.yield(waiter, function() end)
@@ -133,13 +196,13 @@ local function delivery_for(task, of)
   return nil -- a batch has no single ack to tie it to: it is sent at once
 end
 
-local function with_trace(task, options)
-  if task.batch then return options end
-  local C_parts = ffi.new "mw_parts"
-  C.mw_message_parts(C.mw_delivery_message(task.delivery), C_parts)
-  if C_parts.headers_len == 0 then return options end
+local source = ffi.new "mw_parts"
+
+--- The options, with the traceparent of the message that is being handled.
+local function add_trace(options)
+  if options.headers ~= nil and type(options.headers) ~= "table" then return options end -- refused in a moment
   local at, view = ffi.new "size_t[1]", ffi.new "mw_header_view"
-  while C.mw_ffi_headers_next(C_parts.headers, C_parts.headers_len, at, view) do
+  while C.mw_ffi_headers_next(source.headers, source.headers_len, at, view) do
     if ffi.string(view.name, view.name_len) == "traceparent" then
       local copy = {}
       for k, v in pairs(options) do copy[k] = v end
@@ -151,28 +214,40 @@ local function with_trace(task, options)
   return options
 end
 
---- Sends a message. It leaves with the ack: in the same transaction where the broker has them, else confirmed before it; when the handler fails, it
+local function with_trace(task, options)
+  if task.batch then return options end
+  C.mw_message_parts(C.mw_delivery_message(task.delivery), source)
+  if source.headers_len == 0 then return options end
+  return add_trace(options)
+end
+
+local NO_OPTIONS = {}
+
+--- Sends a message. It leaves with the ack: in the same transaction where the broker has them, else confirmed before
+--- it; when the handler fails, it
 --- is not sent. With `now = true` it is sent at once and the call waits for the confirm.
 ---@param target moonwire.Channel|string a channel, or a name on the pipeline's own connection
 ---@param body any a string is sent as it is, anything else as JSON
----@param options { key: string, headers: table, id: string, delay: number, priority: integer, type: string, now: boolean, of: moonwire.Message }|nil
+---@param options moonwire.PublishOptions|nil
 function M.publish(target, body, options)
   local task = root_task()
   if not task or task.delivery == nil then error("mw.publish: only inside a handler", 2) end
-  options = options or {}
+  options = options or NO_OPTIONS
   if type(options) ~= "table" then error("mw.publish: the options must be a table", 2) end
   local link, channel = resolve(target, task)
-  local m, err = M.message(body, with_trace(task, options))
-  if not m then error("mw.publish: " .. err, 2) end
   local delivery = not options.now and delivery_for(task, options.of) or nil
+  options = with_trace(task, options)
   if delivery ~= nil then
-    C.mw_delivery_publish(delivery, link, channel, m, math.floor((options.delay or 0) * 1000 + 0.5))
-    C.mw_message_unref(m)
+    local ok, err = attach(delivery, link, channel, body, options)
+    if not ok then error("mw.publish: " .. err, 2) end
     return
   end
+  local m, err = M.message(body, options)
+  if not m then error("mw.publish: " .. err, 2) end
   local ok, why, retryable = M.now(link, channel, m, options.delay)
   if not ok then
-    error(fault.new { class = retryable and "transient" or "invalid", text = ("publish to %s: %s"):format(channel, why) }, 0)
+    local text = ("publish to %s: %s"):format(channel, why)
+    error(fault.new { class = retryable and "transient" or "invalid", text = text }, 0)
   end
 end
 

@@ -1,4 +1,5 @@
---- The scheduler of one state: takes what C has ready, runs it in coroutines, and hands back verdicts. C calls `tick` after the poll; everything
+--- The scheduler of one state: takes what C has ready, runs it in coroutines, and hands back verdicts. C calls `tick`
+--- after the poll; everything
 --- else happens in here. See docs/architecture.md, "Dispatch".
 local C = require "moonwire.internal.cdef"
 local core = require "moonwire.core"
@@ -28,7 +29,8 @@ end
 --- Starts a task of its own: a child of mw.all, a command of the CLI. `on_end(error|nil)` is called when it is over.
 ---@return moonwire.Task
 function M.spawn(fn, parent, on_end)
-  local task = { parent = parent, on_end = on_end, co = coroutine.create(fn) }
+  -- What fn returns must not be taken for what a waiting task yields.
+  local task = { parent = parent, on_end = on_end, co = coroutine.create(function() fn() end) }
   local state, err = resume(task)
   if state == "ended" then
     task.over = true
@@ -73,7 +75,10 @@ end
 
 local function tick()
   complete()
-  for i = 1, #M.pipelines do dispatch(M.pipelines[i]) end
+  local retired = C.mw_vm_retired(vm)
+  for i = 1, #M.pipelines do
+    if retired then M.pipelines[i].expire() else dispatch(M.pipelines[i]) end
+  end
 end
 
 core.set_tick(tick)

@@ -1,6 +1,8 @@
---- The world of user scripts: standard Lua without ffi, debug, os.execute and io.popen; text chunks only; a global by accident is an error. It
+--- The world of user scripts: standard Lua without ffi, debug, os.execute and io.popen; text chunks only; a global by
+--- accident is an error. It
 --- keeps honest people from accidents; it is not a prison for hostile code.
 local nearest = require "moonwire.internal.nearest"
+local wait = require "moonwire.internal.wait"
 
 local M = {}
 
@@ -8,6 +10,14 @@ local function pick(from, names)
   local to = {}
   for name in names:gmatch "%S+" do to[name] = from[name] end
   return to
+end
+
+-- A yield out of the handler itself would leave the message with nobody.
+local function yield(...)
+  if wait.current and coroutine.running() == wait.current.co then
+    error("coroutine.yield: only inside a coroutine of your own; to wait, use mw.sleep", 2)
+  end
+  return coroutine.yield(...)
 end
 
 local function standard()
@@ -19,7 +29,8 @@ local function standard()
     modf pi pow rad random randomseed sin sinh sqrt tan tanh]])
   world.os = pick(os, "clock date difftime getenv remove rename time tmpname")
   world.io = pick(io, "open lines read write type stdout stderr stdin close")
-  world.coroutine = pick(coroutine, "create resume running status wrap yield")
+  world.coroutine = pick(coroutine, "create resume running status wrap")
+  world.coroutine.yield = yield
   world.bit = pick(require "bit", "tobit tohex bnot band bor bxor lshift rshift arshift rol ror bswap")
   return world
 end
@@ -97,7 +108,9 @@ function M.new(dir, builtin)
       loaded[name] = given
       return given
     end
-    if not name:match "^[%w_%-%.]+$" or name:find("..", 1, true) then return nil, ("%q is not a module name"):format(name) end
+    if not name:match "^[%w_%-%.]+$" or name:find("..", 1, true) then
+      return nil, ("%q is not a module name"):format(name)
+    end
     local relative = self.find(name)
     if not relative then
       local path = name:gsub("%.", "/")

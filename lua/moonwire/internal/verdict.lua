@@ -14,7 +14,9 @@ Verdict.__tostring = function(v) return ("%s: %s"):format(v.kind, v.reason) end
 local function make(fields)
   local verdict = setmetatable(fields, Verdict)
   -- A forgotten `return` must not turn a rejection into an ack: the worker looks here when the handler answers nothing.
-  if wait.current then wait.current.verdict = verdict end
+  local task = wait.current
+  while task and task.parent do task = task.parent end -- the children of mw.all speak for their handler
+  if task then task.verdict = verdict end
   return verdict
 end
 
@@ -91,7 +93,7 @@ function M.fail(delivery, err)
     C.mw_delivery_retry(delivery, after, err.class, err.text, #err.text)
     return
   end
-  local reason = tostring(err)
+  local reason = fault.text(err)
   C.mw_delivery_retry(delivery, -1, "transient", reason, #reason)
 end
 

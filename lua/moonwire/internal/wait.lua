@@ -1,4 +1,5 @@
---- Waiting. A handler runs in a coroutine; what it waits for has a number. `begin` picks the number, C is armed with it, `yield` suspends the
+--- Waiting. A handler runs in a coroutine; what it waits for has a number. `begin` picks the number, C is armed with
+--- it, `yield` suspends the
 --- coroutine until C completes it. Nothing here blocks, and nothing works outside of a task.
 local C = require "moonwire.internal.cdef"
 local core = require "moonwire.core"

@@ -1,7 +1,10 @@
---- The loop over messages. It runs inside pooled coroutines and is Lua from end to end, so that LuaJIT compiles it together with the handler; C is
+--- The loop over messages. It runs inside pooled coroutines and is Lua from end to end, so that LuaJIT compiles it
+--- together with the handler; C is
 --- reached by leaf calls only. A handler that waits keeps its coroutine, and another one goes on with the rest.
 local C = require "moonwire.internal.cdef"
+local fault = require "moonwire.internal.fault"
 local ffi = require "ffi"
+local json = require "moonwire.json"
 local message = require "moonwire.internal.message"
 local verdict = require "moonwire.internal.verdict"
 local wait = require "moonwire.internal.wait"
@@ -103,7 +106,7 @@ end
 local function expire(p)
   return function()
     while true do
-      local d = C.mw_pipeline_expired(p.handle)
+      local d = C.mw_pipeline_expired(p.handle, wait.vm)
       if d == nil then return end
       for task in pairs(p.all) do
         if task.delivery == d then
@@ -131,9 +134,9 @@ local function lanes(p, key)
       local ok, value = pcall(key, msg)
       message.seal(msg)
       if not ok then
-        local text = "key: " .. tostring(value)
+        local text = "key: " .. fault.text(value)
         C.mw_delivery_no_lane(d, text, #text)
-      elseif value == nil then
+      elseif value == nil or value == json.null then
         C.mw_delivery_set_lane(d, nil, 0, false)
       else
         local text = tostring(value)

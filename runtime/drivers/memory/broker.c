@@ -50,11 +50,7 @@ static void insert_in_order(mem_list *l, mem_item *i) {
 
 /* ---- items ---- */
 
-static uint8_t priority_of(const mem_item *i) {
-    mw_parts parts;
-    mw_message_parts(i->msg, &parts);
-    return parts.priority;
-}
+static uint8_t priority_of(const mem_item *i) { return mw_message_priority(i->msg); }
 
 void mem_item_ready(mem_item *i) {
     i->state = MEM_READY;

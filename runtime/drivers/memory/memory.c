@@ -18,9 +18,12 @@ static void answer_all(mw_deferred *d) {
     c->answers = (mw_buf){0};
     for (size_t i = 0; i < batch.len / sizeof(mem_answer); i++) {
         mem_answer *a = &((mem_answer *)(void *)batch.data)[i];
-        mw_error e = {.code = a->code, .retryable = a->code != MW_EFENCED};
-        if (a->code) memcpy(e.text, a->text, sizeof a->text);
-        const mw_error *given = a->code ? &e : NULL;
+        mw_error e;
+        const mw_error *given = NULL;
+        if (a->code) {
+            mw_fail(&e, a->code, a->code != MW_EFENCED, "%s", a->text);
+            given = &e;
+        }
         if (a->kind == MEM_SETTLED)
             c->host->settled(a->source, a->cookie, given);
         else if (a->kind == MEM_PUBLISHED)
@@ -249,7 +252,7 @@ static void memory_settle(mw_sub *sub, const mw_settlement *list, size_t count) 
         mem_answer a = {.kind = MEM_SETTLED, .source = s->source, .cookie = list[k].cookie};
         if (strikes(&f->fail_settle)) {
             a.code = MW_ECLOSED;
-            strcpy(a.text, "injected: the broker did not take the settlement");
+            a.text = "injected: the broker did not take the settlement";
         } else if (!(list[k].op == MW_SETTLE_ACK && strikes(&f->lose_ack))) {
             settle_one(s, &list[k]);
         } else {
@@ -307,7 +310,7 @@ static void memory_publish(mw_conn *conn, const mw_publication *list, size_t cou
         mem_answer a = {.kind = MEM_PUBLISHED, .cookie = list[i].cookie};
         if (strikes(&c->broker->faults.fail_publish)) {
             a.code = MW_ECLOSED;
-            strcpy(a.text, "injected: the broker did not take the message");
+            a.text = "injected: the broker did not take the message";
         } else {
             publish_all(c, &list[i], 1);
         }

@@ -11,8 +11,8 @@ typedef struct mem_answer {
     mw_source *source;
     void *cookie;
     mw_claim claim;
-    int code; /* 0: all is well */
-    char text[64];
+    int code;         /* 0: all is well */
+    const char *text; /* a literal */
 } mem_answer;
 
 typedef struct mem_conn {

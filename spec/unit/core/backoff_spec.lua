@@ -41,7 +41,9 @@ describe("mw_backoff_delay", function()
 
   it("goes through a list and repeats its last step; the cap is not for lists", function()
     local b = backoff { kind = LIST, steps = { 1, 0.5, 120 }, cap = 60 }
-    for attempt, expected in ipairs { 1000, 500, 120000, 120000, 120000 } do assert.equal(expected, delay(b, attempt)) end
+    for attempt, expected in ipairs { 1000, 500, 120000, 120000, 120000 } do
+      assert.equal(expected, delay(b, attempt))
+    end
     assert.equal(120000, delay(b, 2 ^ 32 - 1))
     local full = {}
     for i = 1, 32 do full[i] = i end
@@ -60,7 +62,8 @@ describe("mw_backoff_delay", function()
           least, most = math.min(least, d), math.max(most, d)
         end
         assert.is_true(least >= 2000 * (1 - jitter) and most <= 2000 * (1 + jitter), ("%g..%g"):format(least, most))
-        assert.is_true(most - least >= 2000 * jitter * 1.9, ("a jitter of %g spreads over %g ms only"):format(jitter, most - least))
+        local spread = most - least
+        assert.is_true(spread >= 2000 * jitter * 1.9, ("a jitter of %g spreads over %g ms only"):format(jitter, spread))
         assert.equal(2000, delay(b, 1, 0.5))
         assert.equal(2000 * (1 - jitter), delay(b, 1, 0))
       end

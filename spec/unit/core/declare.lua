@@ -1,4 +1,5 @@
---- The C functions of runtime/base and runtime/core that Lua code has no use for, declared for the specs. busted empties package.loaded
+--- The C functions of runtime/base and runtime/core that Lua code has no use for, declared for the specs. busted
+--- empties package.loaded
 --- between files, and a struct can be declared once in the life of a process: so it is looked up first.
 local ffi = require "ffi"
 local C = require "moonwire.internal.cdef"
@@ -19,8 +20,10 @@ if not pcall(ffi.typeof, "struct spec_url") then
     int mw_url_parse(struct spec_url *u, const char *text, mw_failure *e);
     void mw_url_free(struct spec_url *u);
     const char *mw_url_option(const struct spec_url *u, const char *name);
-    int mw_url_size(const struct spec_url *u, const char *name, uint64_t min, uint64_t max, uint64_t *out, mw_failure *e);
-    int mw_url_number(const struct spec_url *u, const char *name, int64_t min, int64_t max, int64_t *out, mw_failure *e);
+    int mw_url_size(const struct spec_url *u, const char *name, uint64_t min, uint64_t max, uint64_t *out,
+      mw_failure *e);
+    int mw_url_number(const struct spec_url *u, const char *name, int64_t min, int64_t max, int64_t *out,
+      mw_failure *e);
     int mw_url_only(const struct spec_url *u, const char *const *known, mw_failure *e);
 
     int mw_message_check(const mw_parts *p, mw_failure *e);

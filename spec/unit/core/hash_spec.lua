@@ -58,6 +58,8 @@ describe("mw_hash64", function()
         if bit.band(bit.rshift(h, b), 1) ~= 0 then ones[b] = ones[b] + 1 end
       end
     end
-    for b = 0, 63 do assert.is_true(ones[b] > n * 0.45 and ones[b] < n * 0.55, ("bit %d is set %d times"):format(b, ones[b])) end
+    for b = 0, 63 do
+      assert.is_true(ones[b] > n * 0.45 and ones[b] < n * 0.55, ("bit %d is set %d times"):format(b, ones[b]))
+    end
   end)
 end)

@@ -16,7 +16,8 @@ for which, nearest in pairs { C = in_c, Lua = in_lua } do
   describe("nearest in " .. which, function()
     it("finds the word that was meant", function()
       for word, expected in pairs {
-        redis = "redis", reids = "redis", memroy = "memory", embeded = "embedded", kafak = "kafka", amq = "amqp", rediss = "rediss",
+        redis = "redis", reids = "redis", memroy = "memory", embeded = "embedded", kafak = "kafka", amq = "amqp",
+          rediss = "rediss",
         ["memory-ofset"] = "memory-offset",
       } do
         assert.equal(expected, nearest(word, WORDS), word)
@@ -55,5 +56,7 @@ describe("nearest", function()
     end
   end)
 
-  it("does not mind capitals where people write settings", function() assert.equal("retry", in_lua("Retry", { "retry" })) end)
+  it("does not mind capitals where people write settings", function()
+    assert.equal("retry", in_lua("Retry", { "retry" }))
+  end)
 end)

@@ -13,7 +13,9 @@ end
 local function parts(text)
   local u = assert(parse(text))
   local options = {}
-  for i = 0, u.option_count - 1 do options[i + 1] = ffi.string(u.options[i].name) .. "=" .. ffi.string(u.options[i].value) end
+  for i = 0, u.option_count - 1 do
+    options[i + 1] = ffi.string(u.options[i].name) .. "=" .. ffi.string(u.options[i].value)
+  end
   local found = {}
   for _, name in ipairs { "scheme", "user", "password", "hosts", "path" } do
     local value = ffi.string(u[name])
@@ -122,7 +124,8 @@ describe("options of a URL", function()
   end)
 
   it("are refused as sizes", function()
-    for _, text in ipairs { "", "x", "-1", "+1", "%201", "1.5GB", "1PB", "1K", "99999999999999999999", "17592186044416TB", "1 GB" } do
+    for _, text in ipairs { "", "x", "-1", "+1", "%201", "1.5GB", "1PB", "1K", "99999999999999999999",
+      "17592186044416TB", "1 GB" } do
       local value, err = size(text)
       assert.is_nil(value, text)
       assert.matches("^option s=.*: expected a size from 0 to 1125899906842624 bytes, such as 512MB$", err)

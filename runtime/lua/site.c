@@ -1,0 +1,242 @@
+#include "lua/site.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "lua/vm.h"
+
+typedef struct held_link {
+    mw_link *link;
+    uint32_t refs;
+} held_link;
+
+typedef struct held_pipeline {
+    mw_pipeline *p;
+    uint32_t refs; /* generations that know it */
+    bool open;     /* started, and not closed */
+} held_pipeline;
+
+struct mw_site {
+    mw_loop *loop;
+    mw_buf links, pipelines, vms; /* of held_link, held_pipeline, mw_vm * */
+    mw_vm *current;
+    uint32_t generations;
+    bool draining, ending;
+    void (*drained)(void *owner);
+    void *owner;
+};
+
+static size_t link_count(const mw_site *s) { return s->links.len / sizeof(held_link); }
+static held_link *link_at(const mw_site *s, size_t i) { return &((held_link *)(void *)s->links.data)[i]; }
+static size_t pipeline_count(const mw_site *s) { return s->pipelines.len / sizeof(held_pipeline); }
+static held_pipeline *pipeline_at(const mw_site *s, size_t i) {
+    return &((held_pipeline *)(void *)s->pipelines.data)[i];
+}
+static size_t vm_count(const mw_site *s) { return s->vms.len / sizeof(mw_vm *); }
+static mw_vm *vm_at(const mw_site *s, size_t i) { return ((mw_vm **)(void *)s->vms.data)[i]; }
+
+/* Takes item i out of a buffer of equal items; the order of the rest does not matter. */
+static void take_out(mw_buf *b, size_t i, size_t size) {
+    b->len -= size;
+    if (i * size != b->len) memcpy(b->data + i * size, b->data + b->len, size);
+}
+
+mw_site *mw_site_new(mw_loop *loop, void (*drained)(void *owner), void *owner) {
+    mw_site *s = calloc(1, sizeof *s);
+    if (!s) abort();
+    s->loop = loop;
+    s->drained = drained;
+    s->owner = owner;
+    return s;
+}
+
+/* The links go before the pipelines: a driver that still owes answers gives them while everyone is there to
+ * take them. */
+void mw_site_free(mw_site *s) {
+    if (!s) return;
+    s->ending = true;
+    for (size_t i = 0; i < pipeline_count(s); i++)
+        if (pipeline_at(s, i)->open) mw_pipeline_abandon(pipeline_at(s, i)->p);
+    for (size_t i = 0; i < link_count(s); i++) mw_link_close(link_at(s, i)->link);
+    s->links.len = 0;
+    while (vm_count(s)) mw_site_reject(s, vm_at(s, 0));
+    for (size_t i = 0; i < pipeline_count(s); i++) mw_pipeline_free(pipeline_at(s, i)->p);
+    mw_buf_free(&s->links);
+    mw_buf_free(&s->pipelines);
+    mw_buf_free(&s->vms);
+    free(s);
+}
+
+mw_loop *mw_site_loop(const mw_site *s) { return s->loop; }
+mw_vm *mw_site_current(const mw_site *s) { return s->current; }
+bool mw_site_draining(const mw_site *s) { return s->draining; }
+
+/* ---- links ---- */
+
+mw_link *mw_site_link(mw_site *s, const char *url, mw_error *e) {
+    for (size_t i = 0; i < link_count(s); i++)
+        if (strcmp(mw_link_key(link_at(s, i)->link), url) == 0) {
+            link_at(s, i)->refs++;
+            return link_at(s, i)->link;
+        }
+    held_link held = {mw_link_new(s->loop, url, e), 1};
+    if (held.link) mw_buf_add(&s->links, &held, sizeof held);
+    return held.link;
+}
+
+void mw_site_release_link(mw_site *s, mw_link *l) {
+    for (size_t i = 0; i < link_count(s); i++) {
+        if (link_at(s, i)->link != l) continue;
+        if (--link_at(s, i)->refs == 0) {
+            take_out(&s->links, i, sizeof(held_link));
+            mw_link_close(l);
+        }
+        return;
+    }
+}
+
+/* ---- pipelines ---- */
+
+static size_t find(const mw_site *s, const mw_pipeline *p) {
+    size_t i = 0;
+    while (i < pipeline_count(s) && pipeline_at(s, i)->p != p) i++;
+    return i;
+}
+
+static bool same_source(const mw_pipeline_spec *a, const mw_pipeline_spec *b) {
+    return strcmp(a->name, b->name) == 0 && a->from == b->from && strcmp(a->channel, b->channel) == 0 &&
+           strcmp(a->group, b->group) == 0 && a->order == b->order && a->own_key == b->own_key &&
+           a->lease_ms == b->lease_ms;
+}
+
+mw_pipeline *mw_site_same(mw_site *s, const mw_pipeline_spec *spec) {
+    for (size_t i = 0; i < pipeline_count(s); i++) {
+        held_pipeline *h = pipeline_at(s, i);
+        if (h->open && !mw_pipeline_draining(h->p) && same_source(mw_pipeline_settings(h->p), spec))
+            return h->p;
+    }
+    return NULL;
+}
+
+void mw_site_hold(mw_site *s, mw_pipeline *p) {
+    size_t i = find(s, p);
+    if (i == pipeline_count(s)) mw_buf_add(&s->pipelines, &(held_pipeline){.p = p}, sizeof(held_pipeline));
+    pipeline_at(s, i)->refs++;
+}
+
+static void free_if_unused(mw_site *s, size_t i) {
+    held_pipeline *h = pipeline_at(s, i);
+    if (h->refs || h->open || s->ending) return;
+    mw_pipeline *p = h->p;
+    take_out(&s->pipelines, i, sizeof *h);
+    mw_pipeline_free(p);
+}
+
+void mw_site_release(mw_site *s, mw_pipeline *p) {
+    size_t i = find(s, p);
+    if (i == pipeline_count(s)) return;
+    pipeline_at(s, i)->refs--;
+    free_if_unused(s, i);
+}
+
+static bool any_open(const mw_site *s) {
+    for (size_t i = 0; i < pipeline_count(s); i++)
+        if (pipeline_at(s, i)->open) return true;
+    return false;
+}
+
+void mw_site_closed(void *site, mw_pipeline *p) {
+    mw_site *s = site;
+    size_t i = find(s, p);
+    pipeline_at(s, i)->open = false;
+    free_if_unused(s, i);
+    if (s->draining && !any_open(s) && s->drained) s->drained(s->owner);
+}
+
+static bool planned(mw_vm *vm, const mw_pipeline *p) {
+    for (size_t i = 0; i < mw_vm_plans(vm); i++)
+        if (mw_vm_plan(vm, i)->p == p) return true;
+    return false;
+}
+
+size_t mw_site_pipelines(const mw_site *s, mw_pipeline ***out) {
+    size_t count = 0;
+    *out = malloc((pipeline_count(s) + 1) * sizeof **out);
+    if (!*out) abort();
+    for (size_t i = 0; i < pipeline_count(s); i++)
+        if (pipeline_at(s, i)->open || (s->current && planned(s->current, pipeline_at(s, i)->p)))
+            (*out)[count++] = pipeline_at(s, i)->p;
+    return count;
+}
+
+bool mw_site_idle(mw_site *s) {
+    for (size_t i = 0; i < pipeline_count(s); i++)
+        if (pipeline_at(s, i)->open && !mw_pipeline_idle(pipeline_at(s, i)->p)) return false;
+    return true;
+}
+
+void mw_site_drain(mw_site *s) {
+    if (s->draining) return;
+    s->draining = true;
+    if (!any_open(s) && s->drained) s->drained(s->owner);
+    for (size_t i = 0; i < pipeline_count(s); i++)
+        if (pipeline_at(s, i)->open) mw_pipeline_drain(pipeline_at(s, i)->p);
+}
+
+/* ---- generations ---- */
+
+mw_vm *mw_site_prepare(mw_site *s) {
+    mw_vm *vm = mw_vm_new(s, ++s->generations);
+    mw_buf_add(&s->vms, &vm, sizeof vm);
+    return vm;
+}
+
+void mw_site_reject(mw_site *s, mw_vm *vm) {
+    for (size_t i = 0; i < vm_count(s); i++)
+        if (vm_at(s, i) == vm) take_out(&s->vms, i, sizeof vm);
+    if (s->current == vm) s->current = NULL;
+    mw_vm_free(vm);
+}
+
+void mw_site_retire(mw_site *s, mw_vm *vm) { mw_site_reject(s, vm); }
+
+static int start_new(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
+    for (size_t i = 0; i < mw_vm_plans(vm); i++) {
+        mw_plan *plan = mw_vm_plan(vm, i);
+        if (plan->kept) continue;
+        if (mw_pipeline_start(plan->p, e)) return -1;
+        pipeline_at(s, find(s, plan->p))->open = true;
+        out->added++;
+    }
+    return 0;
+}
+
+static void drain_others(mw_site *s, mw_vm *vm, mw_switch *out) {
+    for (size_t i = 0; i < pipeline_count(s); i++) {
+        held_pipeline *h = pipeline_at(s, i);
+        if (!h->open || mw_pipeline_draining(h->p) || planned(vm, h->p)) continue;
+        if (out) out->removed++;
+        mw_pipeline_drain(h->p);
+    }
+}
+
+int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
+    *out = (mw_switch){.generation = vm->generation};
+    if (start_new(s, vm, out, e)) {
+        for (size_t i = 0; i < mw_vm_plans(vm);
+             i++) /* as if it had never been: the old generation serves on */
+            if (!mw_vm_plan(vm, i)->kept) mw_pipeline_drain(mw_vm_plan(vm, i)->p);
+        return -1;
+    }
+    drain_others(s, vm, out);
+    for (size_t i = 0; i < mw_vm_plans(vm); i++) {
+        if (!mw_vm_plan(vm, i)->kept) continue;
+        mw_vm_adopt(vm, i);
+        out->kept++;
+    }
+    mw_vm *old = s->current;
+    s->current = vm;
+    if (old) mw_vm_retire(old);
+    mw_vm_wake(vm);
+    return 0;
+}
