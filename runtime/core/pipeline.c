@@ -145,6 +145,7 @@ void mw_pipeline_drain(mw_pipeline *p) {
             mw_delivery_unready(d);
         else if (d->state == MW_D_UNKEYED)
             mw_list_remove(&p->unkeyed, d);
+        mw_timer_stop(&d->timer); /* of a held retry: it must not become ready while it is given back */
         mw_lane_forget(d);
         mw_settle_simple(d, MW_SETTLE_RELEASE);
     }

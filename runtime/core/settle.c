@@ -71,14 +71,18 @@ void mw_settle_simple(mw_delivery *d, mw_settle_op op) {
 
 /* ---- ack ---- */
 
+static void dedupe_done(mw_delivery *d) {
+    mw_link_done(d->dedupe, d->dedupe_key, d->dedupe_len, d->pipeline->spec.dedupe_ttl_ms);
+}
+
+/* "Done" stands before the ack, so that a crash in between does not handle it again; but not before its
+ * publishes are out. Where those go with the ack, it waits for the broker's answer: a refusal would leave a
+ * message that looks handled and is not. */
 static void submit_ack(mw_delivery *d) {
-    mw_pipeline *p = d->pipeline;
-    if (d->dedupe_key) {
-        if (d->dead_letter)
-            mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
-        else
-            mw_link_done(d->dedupe, d->dedupe_key, d->dedupe_len, p->spec.dedupe_ttl_ms);
-    }
+    if (d->dedupe_key && d->dead_letter)
+        mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
+    else if (d->dedupe_key && !d->publications)
+        dedupe_done(d);
     submit(d);
 }
 
@@ -266,6 +270,7 @@ void mw_source_settled(mw_source *s, void *cookie, const mw_error *e) {
             retry_stands(d);
     } else {
         if (d->op == MW_SETTLE_ACK) p->counters.published += d->outgoing_count - (d->dead_letter ? 1 : 0);
+        if (d->op == MW_SETTLE_ACK && d->dedupe_key && d->publications && !d->dead_letter) dedupe_done(d);
         if (d->mark == MW_MARK_NONE) mw_source_mark(s, d->lane_key, MW_MARK_NONE);
         mw_lane_leave(d);
         mw_delivery_free(d);

@@ -621,6 +621,31 @@ case("drain-backoff", "a stop does not wait for retries; they keep their count",
   assert.same({ 1, 2 }, attempts_of(h.trace:of "try", "m2"))
 end)
 
+case("drain-storm", "a stop while hundreds of retries fall due loses none and counts none twice", function(h)
+  local n = 300
+  local settings = "concurrency = 64, retry = { attempts = 100000, backoff = 'fixed', base = 0.015, jitter = 1 },"
+  local handler = [[
+    function M.handle(msg)
+      trace("try", msg)
+      error("again", 0)
+    end]]
+  h:start { settings = settings, handler = handler }
+  h:publish(numbered(n, function(i) return { key = "k" .. i } end))
+  for i = 1, 4 do
+    h:wait_for("try", n * 2 * i, 30)
+    h:stop()
+    assert.equal(n, #h:messages "in")
+    h:start()
+  end
+  h:stop()
+  local last = {}
+  for _, line in ipairs(h.trace:of "try") do
+    local expected = (last[line.id] or 0) + 1
+    if line.attempt ~= expected then error(("%s: attempt %d after %d"):format(line.id, line.attempt, expected - 1)) end
+    last[line.id] = line.attempt
+  end
+end)
+
 case("fence", "a verdict that comes after the message was taken away is discarded and counted", function(h)
   local worker = h:start { settings = "lease = 1, timeout = 60, concurrency = 4,", handler = [[
     function M.handle(msg)
@@ -635,6 +660,23 @@ case("fence", "a verdict that comes after the message was taken away is discarde
   h:wait_for("done", 2)
   h:wait_settled()
   h:wait(function() return worker:fenced() >= 1 end, 5, "the discarded verdict to be counted")
+  assert.same({ 1, 2 }, attempts_of(h.trace:of "begin", "m1"))
+  assert.same({ "out-2" }, ids(h:messages "out"))
+end)
+
+case("fence-dedupe", "a late verdict does not make the message look handled: it is, by the next worker", function(h)
+  local clock = require "spec.support.wait"
+  local worker = h:start { settings = "lease = 1, timeout = 60, dedupe = true,", handler = [[
+    function M.handle(msg)
+      trace("begin", msg)
+      mw.publish("out", "x", { id = "out-" .. msg.attempt })
+      if msg.attempt == 1 then mw.sleep(0.5) end
+    end]] }
+  h:publish { { "x", id = "m1", key = "a" } }
+  h:wait_for("begin", 1)
+  local since = clock.now()
+  h:cut(worker, function() return clock.now() - since > 2.5 * h.late or h.trace:count "begin" == 2 end, 20)
+  h:wait_settled("in", 20)
   assert.same({ 1, 2 }, attempts_of(h.trace:of "begin", "m1"))
   assert.same({ "out-2" }, ids(h:messages "out"))
 end)

@@ -6,8 +6,8 @@ local project = require "spec.support.project"
 local C = require "moonwire.internal.cdef"
 
 local binary = os.getenv "MOONWIRE_BIN"
-local scale = tonumber(os.getenv "MW_SCALE") or 1
 local late = binary:find "asan" and 3 or 1
+local scale = tonumber(os.getenv "MW_SCALE") or (late > 1 and 0.2 or 1)
 
 C.mw_log_setup(0, 4)
 

@@ -125,6 +125,27 @@ describe("a store that is full", function()
   end)
 end)
 
+describe("a publish that the store refuses for good", function()
+  teardown(function() process.cleanup() end)
+
+  it("does not make the message look handled: its dead letter can be replayed", function()
+    local dir = process.tmpdir()
+    local url = "embedded:" .. dir .. "/store"
+    assert.equal(0, publish(url, "m1", "x").code)
+    local child, trace = worker(dir, url, { settings = "dedupe = true,", handler = [[
+      function M.handle(msg)
+        trace("try", msg)
+        mw.publish(msg:header "mw-replay" and "out" or ("c"):rep(600), "y", { id = "out" })
+      end]] })
+    local b = broker.open(url)
+    broker.turn_until(function() return not b:is_empty "in.dead" end, 10 * late, "the dead letter")
+    assert.equal(0, process.run({ binary, "dlq", "replay", "--broker", url, "in.dead" }).code)
+    broker.turn_until(function() return not b:is_empty "out" end, 10 * late, "what the replay publishes")
+    assert.equal(2, trace:count "try")
+    assert.equal(0, child:stop(20))
+  end)
+end)
+
 describe("a store that is not what it should be", function()
   teardown(function() process.cleanup() end)
 

@@ -11,11 +11,12 @@ local M = {}
 local Harness = {}
 Harness.__index = Harness
 
-M.scale = tonumber(os.getenv "MW_SCALE") or 1
--- How much later than asked for something may happen on a busy machine or in a slow build.
-M.late = (os.getenv "MOONWIRE_BIN" or ""):find "asan" and 3 or 1
-
 local binary = os.getenv "MOONWIRE_BIN"
+local slow = binary:find "asan"
+
+M.scale = tonumber(os.getenv "MW_SCALE") or (slow and 0.2 or 1)
+-- How much later than asked for something may happen in a slow build.
+M.late = slow and 3 or 1
 
 local last = 0
 
@@ -82,7 +83,10 @@ function Outside.start(self, dir)
   return setmetatable({ child = child, log = log }, Outside)
 end
 
+-- A process that has not installed its signal handlers yet would just die of the signal.
 function Outside:stop(seconds)
+  local started = function() return self.child:stderr():find("started", 1, true) or not self.child:alive() end
+  broker.turn_until(started, 10 * M.late, "the worker to start")
   self.child:kill "TERM"
   local code, why, signal = self.child:wait(seconds or 15)
   if code ~= 0 then
