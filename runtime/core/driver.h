@@ -96,6 +96,10 @@ typedef struct mw_settlement {
     mw_mark mark;   /* ACK: set or clear the mark of `lane` in the same step; clearing unparks the lane */
     const mw_publication *publish; /* ACK with MW_CAN_ATOMIC; valid until `settled` */
     size_t publish_count;
+    const char *done_key; /* ACK with MW_CAN_ATOMIC: this claim of the same connection becomes DONE in the
+                             same step; NULL: none */
+    size_t done_len;
+    int64_t done_ttl_ms;
     void *cookie;
 } mw_settlement;
 

@@ -39,8 +39,11 @@ void mw_pipeline_flush(mw_pipeline *p) {
     }
 }
 
+static bool done_with_ack(const mw_delivery *d);
+
 static void submit(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
+    bool done = d->op == MW_SETTLE_ACK && done_with_ack(d);
     mw_settlement s = {.op = (mw_settle_op)d->op,
                        .tag = d->tag,
                        .unit = d->unit,
@@ -52,6 +55,9 @@ static void submit(mw_delivery *d) {
                        .mark = (mw_mark)d->mark,
                        .publish = d->publications,
                        .publish_count = d->publications ? d->outgoing_count : 0,
+                       .done_key = done ? d->dedupe_key : NULL,
+                       .done_len = d->dedupe_len,
+                       .done_ttl_ms = p->spec.dedupe_ttl_ms,
                        .cookie = d};
     mw_buf_add(&p->settlements, &s, sizeof s);
     mw_defer(p->loop, &p->flush, turn_end);
@@ -71,24 +77,28 @@ void mw_settle_simple(mw_delivery *d, mw_settle_op op) {
 
 /* ---- ack ---- */
 
-static void dedupe_done(mw_delivery *d) {
-    mw_link_done(d->dedupe, d->dedupe_key, d->dedupe_len, d->pipeline->spec.dedupe_ttl_ms);
+/* The record stands where the messages do: it is written with the ack. */
+static bool done_with_ack(const mw_delivery *d) {
+    const mw_pipeline *p = d->pipeline;
+    return d->dedupe_key && !d->dead_letter && d->dedupe == p->spec.from && p->driver->can & MW_CAN_ATOMIC;
 }
 
-/* "Done" stands before the ack, so that a crash in between does not handle it again; but not before its
- * publishes are out. Where those go with the ack, it waits for the broker's answer: a refusal would leave a
- * message that looks handled and is not. */
+/* In another store "done" stands before the ack, so that a crash in between does not handle it again; but
+ * never before the publishes are out (mw_settle_ack): a refusal would leave a message that looks handled and
+ * is not. */
 static void submit_ack(mw_delivery *d) {
     if (d->dedupe_key && d->dead_letter)
         mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
-    else if (d->dedupe_key && !d->publications)
-        dedupe_done(d);
+    else if (d->dedupe_key && !done_with_ack(d))
+        mw_link_done(d->dedupe, d->dedupe_key, d->dedupe_len, d->pipeline->spec.dedupe_ttl_ms);
     submit(d);
 }
 
 static bool all_in_one_transaction(const mw_delivery *d) {
     const mw_pipeline *p = d->pipeline;
     if (!(p->driver->can & MW_CAN_ATOMIC)) return false;
+    if (d->dedupe_key && !d->dead_letter && !done_with_ack(d))
+        return false; /* "done" must come between the two */
     for (const mw_outgoing *o = d->outgoing; o; o = o->next)
         if (o->link != p->spec.from) return false;
     return true;
@@ -270,7 +280,6 @@ void mw_source_settled(mw_source *s, void *cookie, const mw_error *e) {
             retry_stands(d);
     } else {
         if (d->op == MW_SETTLE_ACK) p->counters.published += d->outgoing_count - (d->dead_letter ? 1 : 0);
-        if (d->op == MW_SETTLE_ACK && d->dedupe_key && d->publications && !d->dead_letter) dedupe_done(d);
         if (d->mark == MW_MARK_NONE) mw_source_mark(s, d->lane_key, MW_MARK_NONE);
         mw_lane_leave(d);
         mw_delivery_free(d);

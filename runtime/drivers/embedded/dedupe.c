@@ -83,6 +83,17 @@ static int apply(mwe_txn *t, mwe_op *op, uint32_t i) {
     return 0;
 }
 
+int mwe_dedupe_done(mwe_txn *t, uint64_t conn, const char *key, size_t len, int64_t ttl_ms) {
+    uint8_t space[WHOLE_KEY_MAX + 1];
+    MDB_val name = row_key(key, len, space), value;
+    int64_t until = after(t->now, ttl_ms);
+    int rc = mwe_get(t, MWE_DEDUPE, &name, &value);
+    if (rc && rc != MDB_NOTFOUND) return rc;
+    bool there = rc == 0;
+    rc = write_row(t, &name, until, conn, true);
+    return rc || there ? rc : expire_at(t, until, &name);
+}
+
 /* What has expired goes; what was made to last longer meanwhile is looked at again then. */
 static int expire_one(mwe_txn *t, MDB_val row_name) {
     uint8_t bytes[512];

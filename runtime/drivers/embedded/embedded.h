@@ -143,6 +143,7 @@ void mwe_moved_back(mw_sub *s, mwe_moved *moved); /* hands it to the fetch and f
 /* dedupe.c, admin.c, retention.c */
 void mwe_dedupe(mw_conn *c, const mw_dedupe *list, size_t count);
 int mwe_dedupe_sweep(mwe_txn *t);
+int mwe_dedupe_done(mwe_txn *t, uint64_t conn, const char *key, size_t len, int64_t ttl_ms); /* with an ack */
 void mwe_browse(mw_conn *c, const mw_browse *b);
 void mwe_browse_cancel(mw_conn *c);
 void mwe_remove(mw_conn *c, const mw_removal *r);

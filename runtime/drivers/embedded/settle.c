@@ -12,6 +12,8 @@ typedef struct settle_item {
     mw_settlement s;
     mwe_flight flight; /* seq 0: it was fenced before it got here */
     mwe_publish *publish;
+    char *done_key; /* our copy of s.done_key */
+    uint64_t conn;
     int code;
     uint64_t marks_version; /* after its mark; 0: no mark */
     mwe_moved moved;
@@ -178,6 +180,8 @@ static int ack(mwe_txn *t, place *p, settle_item *item) {
         if (!rc) rc = forget_error(t, p, s->tag);
         if (!rc) rc = unwanted(t, p->c, s->tag);
     }
+    if (!rc && item->done_key)
+        rc = mwe_dedupe_done(t, item->conn, item->done_key, s->done_len, s->done_ttl_ms);
     if (rc || s->mark == MW_MARK_KEEP) return rc;
     rc = mwe_lane_mark(t, p->c, p->g, s->lane, s->mark);
     item->marks_version = p->g->owners.marks_version;
@@ -305,6 +309,7 @@ static void finish_settle(mwe_op *op) {
         look |= code == MW_EFENCED || item->s.op == MW_SETTLE_RETRY || item->s.op == MW_SETTLE_RELEASE;
         mw_text_unref(item->s.error);
         free(item->publish);
+        free(item->done_key);
         op->conn->host->settled(s->source, item->s.cookie, code ? &e : NULL);
     }
     if (look) mwe_fetch_soon(s);
@@ -325,6 +330,10 @@ static void take_settlement(mw_sub *s, settle_item *item, const mw_settlement *f
             mwe_worker_end(s->conn->store->worker, f->begun);
             f->begun = 0;
         }
+    }
+    if (from->done_key) {
+        item->conn = s->conn->id;
+        item->done_key = memcpy(mwe_alloc(from->done_len + 1), from->done_key, from->done_len);
     }
     if (from->publish_count == 0) return;
     item->publish = mwe_alloc(from->publish_count * sizeof *item->publish);

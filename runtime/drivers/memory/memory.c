@@ -205,8 +205,19 @@ static void publish_all(mem_conn *c, const mw_publication *list, size_t count) {
         mem_publish(mem_channel_get(c->broker, list[i].channel), list[i].msg, list[i].delay_ms);
 }
 
+typedef struct record {
+    int64_t expires;
+    bool done;
+} record;
+
+static void done(mem_broker *b, const char *key, size_t len, int64_t ttl_ms) {
+    record *r = mw_map_get(&b->records, mw_hash64(key, len));
+    if (r) *r = (record){.expires = mw_loop_wall_ms(b->loop) + ttl_ms, .done = true};
+}
+
 static void acked(mem_sub *s, mem_item *i, const mw_settlement *x) {
     publish_all(s->conn, x->publish, x->publish_count);
+    if (x->done_key) done(s->conn->broker, x->done_key, x->done_len, x->done_ttl_ms);
     mem_group_mark(s->group, x->lane, x->mark);
     if (s->group->acks) {
         commit_offset(s, i);
@@ -318,11 +329,6 @@ static void memory_publish(mw_conn *conn, const mw_publication *list, size_t cou
     }
 }
 
-typedef struct record {
-    int64_t expires;
-    bool done;
-} record;
-
 static mw_claim claim(mem_broker *b, uint64_t key, int64_t lease_ms) {
     int64_t now = mw_loop_wall_ms(b->loop);
     record *r = mw_map_get(&b->records, key);
@@ -341,8 +347,8 @@ static void memory_dedupe(mw_conn *conn, const mw_dedupe *list, size_t count) {
         if (list[i].op == MW_DEDUPE_CLAIM) {
             mw_claim got = claim(c->broker, key, list[i].ttl_ms);
             answer(c, (mem_answer){.kind = MEM_CLAIMED, .cookie = list[i].cookie, .claim = got});
-        } else if (r && list[i].op == MW_DEDUPE_DONE) {
-            *r = (record){.expires = mw_loop_wall_ms(c->broker->loop) + list[i].ttl_ms, .done = true};
+        } else if (list[i].op == MW_DEDUPE_DONE) {
+            done(c->broker, list[i].key, list[i].key_len, list[i].ttl_ms);
         } else if (r && !r->done) {
             free(mw_map_remove(&c->broker->records, key));
         }
