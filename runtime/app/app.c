@@ -286,6 +286,17 @@ static double option(lua_State *L, const char *name, double otherwise) {
     return value;
 }
 
+/* Whoever starts us may hold them until somebody is there to take them; threads made meanwhile keep them
+ * blocked. */
+static void free_signals(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+}
+
 static int l_run(lua_State *L) {
     app *a = check_app(L);
     luaL_checktype(L, 2, LUA_TTABLE);
@@ -301,6 +312,7 @@ static int l_run(lua_State *L) {
     mw_signal_start(a->loop, &a->term, SIGTERM, on_term);
     mw_signal_start(a->loop, &a->interrupt, SIGINT, on_interrupt);
     mw_signal_start(a->loop, &a->hangup, SIGHUP, on_hangup);
+    free_signals();
     if (once) mw_timer_start(a->loop, &a->idle_check, IDLE_CHECK_MS, check_idle);
     if (!a->drained) mw_loop_run(a->loop);
     mw_signal_stop(&a->term);

@@ -141,10 +141,12 @@ typedef struct mw_channel_options {
 } mw_channel_options;
 
 typedef struct mw_depth {
-    uint64_t ready, delayed,
-        unsettled;     /* waiting; waiting for a time (delays, retries, parked); handed out */
-    int64_t oldest_ms; /* publish time of the oldest message not settled; 0 when there is none */
-    bool known;        /* false: the broker has not said yet */
+    uint64_t ready;     /* waiting */
+    uint64_t delayed;   /* waiting for a time: delays and retries */
+    uint64_t parked;    /* waiting for their key */
+    uint64_t unsettled; /* handed out */
+    int64_t oldest_ms;  /* publish time of the oldest message not settled; 0 when there is none */
+    bool known;         /* false: the broker has not said yet */
 } mw_depth;
 
 /* ---- from the driver to the core ---- */

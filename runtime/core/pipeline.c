@@ -173,6 +173,7 @@ void mw_pipeline_abandon(mw_pipeline *p) {
 bool mw_pipeline_idle(mw_pipeline *p) {
     mw_depth depth = {0};
     if (p->all || !p->sub || !p->driver->depth(p->sub, &depth) || !depth.known) return false;
+    if (depth.parked && !p->marks.count) return false; /* on their way back */
     return depth.ready == 0 && depth.delayed == 0 && depth.unsettled == 0;
 }
 

@@ -145,3 +145,23 @@ describe("run --watch", function()
     assert.equal(0, (child:stop(15)))
   end)
 end)
+
+describe("TERM", function()
+  it("drains a process that is still starting", function()
+    local dir = process.tmpdir()
+    for name, text in pairs { ["moonwire.lua"] = MAIN, ["handler.lua"] = HANDLER:format "first" } do
+      local file = assert(io.open(dir .. "/" .. name, "wb"))
+      file:write(text)
+      file:close()
+    end
+    for delay = 0, 30, 3 do
+      local child = process.spawn { { binary, "run", dir }, env = { BROKER_URL = false } }
+      clock.sleep(0.004 + delay / 1000)
+      child:kill "TERM"
+      local code, _, signal = child:wait(15)
+      -- Before main() has begun nobody can hold a signal.
+      local early = delay < 15 or binary:find "asan"
+      assert(code == 0 or early and signal == 15, ("exit %s after %d ms"):format(tostring(code), delay))
+    end
+  end)
+end)

@@ -21,7 +21,7 @@ char *mwc_strerror(int code) __asm__("strerror");
 local C = ffi.C
 local M = {}
 
-local SIG_BLOCK, SIG_UNBLOCK, SIGINT, SIGTERM = 0, 1, 2, 15
+local SIG_BLOCK, SIG_UNBLOCK, SIGHUP, SIGINT, SIGTERM = 0, 1, 1, 2, 15
 local POLLIN, EINTR, EAGAIN, EEXIST = 1, 4, 11, 17
 local PATH_MAX = 4096
 
@@ -37,6 +37,14 @@ local at_once = ffi.new "int64_t[2]"
 
 --- From now on INT and TERM wait until they are asked for.
 function M.hold_signals() C.mwc_sigmask(SIG_BLOCK, signals, nil) end
+
+--- From now on INT, TERM and HUP wait until app:run takes them.
+function M.hold_signals_for_run()
+  local set = ffi.new "int64_t[32]"
+  C.mwc_sigemptyset(set)
+  for _, signal in ipairs { SIGHUP, SIGINT, SIGTERM } do C.mwc_sigaddset(set, signal) end
+  C.mwc_sigmask(SIG_BLOCK, set, nil)
+end
 
 --- From now on they end the process, as they do by default.
 function M.free_signals() C.mwc_sigmask(SIG_UNBLOCK, signals, nil) end

@@ -7,6 +7,7 @@ local json = require "moonwire.json"
 local log = require "moonwire.log"
 local metrics = require "moonwire.metrics"
 local out = require "moonwire.cli.out"
+local posix = require "moonwire.cli.posix"
 local project = require "moonwire.cli.project"
 
 -- As in runtime/base/log.h.
@@ -66,6 +67,7 @@ end
 
 local function run(values)
   C.mw_log_setup(FORMATS[values.log] or 0, LEVELS[values["log-level"] or "info"])
+  posix.hold_signals_for_run() -- a TERM while the project is read drains it like any other
   local app = core.app()
   local drain = load(app, values)
   local ok, err = app:start()

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum { POLL_MS = 500 };
-static const uint64_t SIZE_LEAST = 1ull << 20, SIZE_MOST = 16ull << 40;
+static const uint64_t SIZE_LEAST = 4ull << 20, SIZE_MOST = 16ull << 40;
 
 /* ---- what others wrote ---- */
 

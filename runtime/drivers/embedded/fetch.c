@@ -415,7 +415,8 @@ bool mwe_depth(mw_sub *s, mw_depth *out) {
     if (rc == 0 && mwe_read_row(&value, &row, sizeof row)) {
         uint64_t flying = s->flights.count;
         *out = (mw_depth){.ready = row.ready > flying ? row.ready - flying : 0,
-                          .delayed = row.due + row.parked,
+                          .delayed = row.due,
+                          .parked = row.parked,
                           .unsettled = flying,
                           .known = true};
         uint64_t seq = oldest_seq(s, txn);

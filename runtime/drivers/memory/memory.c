@@ -278,7 +278,8 @@ static void memory_unpark(mw_sub *sub, uint64_t lane) { mem_group_unpark(((mem_s
 static bool memory_depth(mw_sub *sub, mw_depth *out) {
     mem_group *g = ((mem_sub *)sub)->group;
     *out = (mw_depth){.ready = g->ready_count,
-                      .delayed = g->delayed_count + g->parked_count,
+                      .delayed = g->delayed_count,
+                      .parked = g->parked_count,
                       .unsettled = g->out_count - ((mem_sub *)sub)->lost,
                       .known = true};
     return true;
