@@ -1248,6 +1248,10 @@ static void test_full_disk(void) {
     CHECK(d.ready == 0 && d.unsettled == 0, "%d %d", (int)d.ready, (int)d.unsettled);
     unsubscribe(s);
     D->close(c);
+    if (!getenv("MW_TEST_SMALL_DISK")) {
+        umount2(disk, MNT_DETACH);
+        rmdir(disk);
+    }
 }
 
 /* ---- cases: folders ---- */
