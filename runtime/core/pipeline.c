@@ -162,7 +162,7 @@ void mw_source_closed(mw_source *s) {
 
 void mw_pipeline_abandon(mw_pipeline *p) {
     mw_sub *sub = p->sub;
-    p->draining = p->unsubscribed = true;
+    p->draining = p->unsubscribed = p->abandoned = true;
     p->settlements.len = 0;
     p->events.closed = told_nothing;
     for (mw_delivery *d = p->all; d; d = d->all_next) /* its next run must not find it taken */

@@ -92,7 +92,7 @@ struct mw_pipeline {
     uint32_t in_flight, running, budget;
     size_t in_flight_bytes;
     bool paused; /* told the driver "no room"; it waits for resume */
-    bool draining, unsubscribed, closed, batch_due;
+    bool draining, unsubscribed, closed, abandoned, batch_due;
     mw_timer batch_timer;
 
     mw_map lanes; /* key -> mw_lane */

@@ -168,7 +168,8 @@ static void confirmed(mw_confirm *c, const mw_error *e) {
         d->failed_publish = true;
         if (!e->retryable) d->refused_publish = true;
     }
-    if (--d->confirms_left) return;
+    if (--d->confirms_left || p->abandoned)
+        return; /* abandoned: the links are being closed, there is nobody to tell */
     if (d->fenced) {
         discard(d);
     } else if (!d->failed_publish) {
