@@ -4,6 +4,7 @@
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
 local ffi = require "ffi"
+local log = require "moonwire.log"
 local json = require "moonwire.json"
 local message = require "moonwire.internal.message"
 local verdict = require "moonwire.internal.verdict"
@@ -15,10 +16,13 @@ local take, ack, attempt_of, message_of = C.mw_pipeline_take, C.mw_delivery_ack,
   C.mw_delivery_message
 local wrap = message.wrap
 local yield = coroutine.yield
+local DEBUG = 0
 
--- Only the text of an error decides; where it came from is for the log.
-local function keep_trace(err)
-  if type(err) == "string" and wait.current then wait.current.trace = debug.traceback("", 2) end
+-- Only the text of an error decides; the way to it is for those who ask for it, with --log-level debug.
+local function with_trace(err)
+  if C.mw_log_wants(DEBUG) then
+    log.debug("the handler raised an error", { error = tostring(err), trace = debug.traceback("", 2) })
+  end
   return err
 end
 
@@ -37,7 +41,7 @@ end
 
 --- The body of a worker coroutine. Made from source for every pipeline, so that each has traces of its own.
 local SOURCE = [[
-local p, task, take, ack, attempt_of, message_of, wrap, yield, answer, keep_trace, run, handle = ...
+local p, task, take, ack, attempt_of, message_of, wrap, yield, answer, with_trace, run, handle = ...
 return function()
   while true do
     local d = take(handle)
@@ -46,7 +50,7 @@ return function()
     else
       task.delivery, task.verdict = d, nil
       local msg = wrap(message_of(d), attempt_of(d), p)
-      local ok, a, b = xpcall(run, keep_trace, msg)
+      local ok, a, b = xpcall(run, with_trace, msg)
       msg[1] = nil
       if ok and a == nil and b == nil and not task.verdict then ack(d) else answer(p, task, d, ok, a, b) end
       task.delivery = nil
@@ -57,7 +61,7 @@ end]]
 local function single(p, chunk)
   return function()
     local task = { workers = p.workers, name = p.name, pipeline = p }
-    local body = chunk(p, task, take, ack, attempt_of, message_of, wrap, yield, answer, keep_trace, p.run, p.handle)
+    local body = chunk(p, task, take, ack, attempt_of, message_of, wrap, yield, answer, with_trace, p.run, p.handle)
     task.co = coroutine.create(body)
     p.all[task] = true
     return task
@@ -90,7 +94,7 @@ local function batched(p)
             messages[i] = wrap(message_of(d), attempt_of(d), p)
           end
           task.messages = messages
-          local ok, a, b = xpcall(p.run_batch, keep_trace, messages)
+          local ok, a, b = xpcall(p.run_batch, with_trace, messages)
           for i = 1, n do message.seal(messages[i]) end
           answer_batch(p, task, deliveries, n, ok, a, b)
           task.delivery, task.batch, task.messages = nil, nil, nil
