@@ -42,6 +42,7 @@ local function write(level, text, fields)
     names[#names + 1], texts[name] = name, text_of(value)
   end
   table.sort(names)
+  C.mw_log_project()
   C.mw_log_begin(level, text)
   add_message()
   for _, name in ipairs(names) do add(name, texts[name]) end

@@ -16,6 +16,7 @@ bool mw_memory_fault(const char *broker, const char *what, double amount) {
     } counts[] = {{"fail_publish", &f->fail_publish},
                   {"fail_settle", &f->fail_settle},
                   {"lose_ack", &f->lose_ack},
+                  {"hold_ack", &f->hold_ack},
                   {"duplicate", &f->duplicate},
                   {"reorder", &f->reorder}};
     bool known = strcmp(what, "delay_ms") == 0;
@@ -27,6 +28,14 @@ bool mw_memory_fault(const char *broker, const char *what, double amount) {
     }
     mem_broker_release(b);
     return known;
+}
+
+uint32_t mw_memory_held(const char *broker) {
+    mem_broker *b = borrow(broker);
+    uint32_t held = b->faults.held;
+    b->faults.held = 0;
+    mem_broker_release(b);
+    return held;
 }
 
 void mw_memory_cut(const char *broker) {
