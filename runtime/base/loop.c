@@ -16,7 +16,7 @@ struct mw_loop {
     mw_wheel wheel, real_wheel;
     mw_deferred *deferred, **deferred_tail;
     mw_deferred turn_end; /* a marker: what stands before it was deferred before this turn */
-    uint64_t mono, real; /* real: the system's; mono: the same with what was skipped, or virtual */
+    uint64_t mono, real;  /* real: the system's; mono: the same with what was skipped, or virtual */
     int64_t wall, skipped;
     int outside; /* how many things wait for the world */
     bool stopping, is_virtual;

@@ -22,9 +22,10 @@ uint64_t mw_loop_mono_ms(mw_loop *l); /* monotonic, cached once a turn */
 int64_t mw_loop_wall_ms(mw_loop *l);  /* since 1970, for what is stored or shown; cached likewise */
 void mw_loop_now_update(mw_loop *l);  /* after a long computation */
 
-/* The virtual clock, for specs: both clocks stand still until they are advanced, and timers fire only then. Descriptors,
- * deferred calls and real timers go on in real time. It begins at the time it is; back in real time the monotonic clock
- * goes on from where it was moved to, so that timers that run keep their distance. */
+/* The virtual clock, for specs: both clocks stand still until they are advanced, and timers fire only then.
+ * Descriptors, deferred calls and real timers go on in real time. It begins at the time it is; back in real
+ * time the monotonic clock goes on from where it was moved to, so that timers that run keep their distance.
+ */
 void mw_loop_virtual(mw_loop *l, bool on);
 bool mw_loop_is_virtual(const mw_loop *l);
 void mw_loop_set_wall(mw_loop *l, int64_t wall_ms); /* virtual only */
@@ -32,8 +33,8 @@ void mw_loop_set_wall(mw_loop *l, int64_t wall_ms); /* virtual only */
 int64_t mw_loop_advance(mw_loop *l, int64_t max_ms);
 int64_t mw_loop_next_ms(const mw_loop *l); /* from now to the next timer; -1: there is none */
 
-/* Whether a step would do something without time passing. What waits for the world outside says so: +1, and -1 when it
- * does not any more. */
+/* Whether a step would do something without time passing. What waits for the world outside says so: +1, and
+ * -1 when it does not any more. */
 bool mw_loop_pending(const mw_loop *l);
 void mw_loop_outside(mw_loop *l, int by);
 

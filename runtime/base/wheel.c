@@ -107,7 +107,8 @@ static uint64_t earliest(const mw_timer *t) {
     return at;
 }
 
-/* A level lies wholly before the next one. In the last one a far timer stands before its time: all are asked. */
+/* A level lies wholly before the next one. In the last one a far timer stands before its time: all are asked.
+ */
 uint64_t mw_wheel_first(const mw_wheel *w) {
     uint64_t first = UINT64_MAX;
     if (w->due) return w->now;

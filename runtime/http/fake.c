@@ -1,5 +1,6 @@
-/* fake.c - requests that a spec answers. While fakes are on, a request does not reach curl: it queues here until the spec
- * takes it and says what the peer would have. Its deadline is on the loop's clock, which is virtual then. */
+/* fake.c - requests that a spec answers. While fakes are on, a request does not reach curl: it queues here
+ * until the spec takes it and says what the peer would have. Its deadline is on the loop's clock, which is
+ * virtual then. */
 #include <stdlib.h>
 #include <string.h>
 

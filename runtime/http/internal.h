@@ -54,7 +54,7 @@ void mw_http_response_clear(mw_http_response *p); /* keeps max_bytes and too_lar
 struct mw_http_request {
     mw_http *http; /* NULL once done was called, or http is gone */
     mw_http_request *next, **back;
-    CURL *easy; /* while it runs */
+    CURL *easy;              /* while it runs */
     mw_timer deadline, late; /* late: a faked answer that takes its time */
     mw_http_request *fake_next, **fake_back;
     bool fake;
@@ -76,7 +76,7 @@ struct mw_http_request {
 /* The transfer is over as far as curl is concerned. Called outside of curl's callbacks. */
 void mw_http_request_over(mw_http_request *r, CURLcode result);
 void mw_http_request_failed(mw_http_request *r, const char *kind, const char *what); /* kind: static */
-void mw_http_request_orphan(mw_http_request *r); /* http goes away */
+void mw_http_request_orphan(mw_http_request *r);                                     /* http goes away */
 
 /* fake.c */
 bool mw_http_fake_wanted(void);

@@ -142,11 +142,13 @@ double mw_random01(void);
 
 /* ---- for specs: the clock, the log, HTTP answers, faults ---- */
 void mw_vm_virtual(struct mw_vm *vm, bool on);
+bool mw_vm_is_virtual(struct mw_vm *vm);
 void mw_vm_set_now(struct mw_vm *vm, double seconds);
-double mw_vm_advance(struct mw_vm *vm, double max_ms); /* to the next timer, at most so far; how far it went */
-double mw_vm_next(struct mw_vm *vm);                   /* ms to the next timer; -1: there is none */
-bool mw_vm_pending(struct mw_vm *vm);                  /* a step would do something without time passing */
-double mw_real_seconds(void);                          /* monotonic, whatever the loop's clock says */
+double mw_vm_advance(struct mw_vm *vm,
+                     double max_ms);  /* to the next timer, at most so far; how far it went */
+double mw_vm_next(struct mw_vm *vm);  /* ms to the next timer; -1: there is none */
+bool mw_vm_pending(struct mw_vm *vm); /* a step would do something without time passing */
+double mw_real_seconds(void);         /* monotonic, whatever the loop's clock says */
 
 void mw_vm_capture(struct mw_vm *vm, bool on);
 const char *mw_log_captured(size_t *len);

@@ -240,6 +240,7 @@ bool mw_vm_release_key(mw_link *l, const char *channel, const char *group, uint6
 double mw_vm_now(mw_vm *vm) { return (double)mw_loop_wall_ms(vm->loop) / 1000; }
 double mw_vm_mono(mw_vm *vm) { return (double)mw_loop_mono_ms(vm->loop) / 1000; }
 void mw_vm_virtual(mw_vm *vm, bool on) { mw_loop_virtual(vm->loop, on); }
+bool mw_vm_is_virtual(mw_vm *vm) { return mw_loop_is_virtual(vm->loop); }
 void mw_vm_set_now(mw_vm *vm, double seconds) { mw_loop_set_wall(vm->loop, (int64_t)(seconds * 1000)); }
 double mw_vm_advance(mw_vm *vm, double max_ms) { return (double)mw_loop_advance(vm->loop, (int64_t)max_ms); }
 double mw_vm_next(mw_vm *vm) { return (double)mw_loop_next_ms(vm->loop); }

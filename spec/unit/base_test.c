@@ -802,7 +802,8 @@ static void loop_virtual(void) {
     mw_timer_start(loop, &near, 2, virtual_fire); /* and back: it keeps its distance */
     mw_loop_virtual(loop, false);
     CHECK(mw_loop_mono_ms(loop) >= start + 50ull * 24 * HOUR, "the monotonic clock went back");
-    CHECK(mw_loop_wall_ms(loop) >= wall && mw_loop_wall_ms(loop) < wall + HOUR, "the wall clock is not the real one");
+    CHECK(mw_loop_wall_ms(loop) >= wall && mw_loop_wall_ms(loop) < wall + HOUR,
+          "the wall clock is not the real one");
     for (int i = 0; i < 1000 && virtual_fired < 4; i++) mw_loop_step(loop, 1);
     EQUAL(4, virtual_fired);
     EQUAL(0, mw_loop_advance(loop, 1000)); /* real time cannot be moved */

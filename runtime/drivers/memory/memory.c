@@ -346,6 +346,7 @@ static void memory_dedupe(mw_conn *conn, const mw_dedupe *list, size_t count) {
             mw_claim got = claim(c->broker, key, list[i].ttl_ms);
             answer(c, (mem_answer){.kind = MEM_CLAIMED, .cookie = list[i].cookie, .claim = got});
         } else if (r && list[i].op == MW_DEDUPE_DONE) {
+            if (c->broker->faults.hold_ack) continue; /* it goes with an ack that will not arrive */
             *r = (record){.expires = mw_loop_wall_ms(c->broker->loop) + list[i].ttl_ms, .done = true};
         } else if (r && !r->done) {
             free(mw_map_remove(&c->broker->records, key));
