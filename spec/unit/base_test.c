@@ -809,6 +809,38 @@ static void loop_virtual(void) {
     EQUAL(0, mw_loop_advance(loop, 1000)); /* real time cannot be moved */
 }
 
+static void log_capture(void) {
+    size_t len;
+    mw_log_setup(MW_LOG_LOGFMT, MW_SILENT);
+    CHECK(!mw_log_wants(MW_ERROR), "silent is not silent");
+    mw_loop_virtual(loop, true);
+    mw_log_capture(loop);
+    CHECK(mw_log_wants(MW_DEBUG), "what is captured is not wanted");
+    char want[300];
+    snprintf(want, sizeof want,
+             "{\"at\":%llu,\"project\":true,\"level\":\"debug\",\"msg\":\"a \\\"b\\\"\",\"fields\":{"
+             "\"n\":1,\"x\":0.5,\"bad\":\"nan\",\"t\":\"?\"}}\n"
+             "{\"at\":%llu,\"project\":false,\"level\":\"error\",\"msg\":\"c\",\"fields\":{}}\n",
+             (unsigned long long)mw_loop_mono_ms(loop), (unsigned long long)mw_loop_mono_ms(loop));
+    mw_log_project();
+    mw_log_begin(MW_DEBUG, "a \"b\"");
+    mw_log_int("n", 1);
+    mw_log_num("x", 0.5);
+    mw_log_num("bad", 0.0 / 0.0);
+    mw_log_str("t", "\xff", 1);
+    mw_log_end();
+    mw_log_begin(MW_ERROR, "c");
+    mw_log_end();
+    const char *got = mw_log_captured(&len);
+    CHECK(len == strlen(want) && memcmp(got, want, len) == 0, "captured: %.*s", (int)len, got);
+    mw_log_capture_clear();
+    mw_log_captured(&len);
+    EQUAL(0, len);
+    mw_log_capture(NULL);
+    mw_loop_virtual(loop, false);
+    mw_log_setup(MW_LOG_LOGFMT, MW_INFO);
+}
+
 static const test tests[] = {
     {"wheel_random", wheel_random},
     {"wheel_far_future", wheel_far_future},
@@ -829,6 +861,7 @@ static const test tests[] = {
     {"log_json", log_json},
     {"log_hostile", log_hostile},
     {"log_long", log_long},
+    {"log_capture", log_capture},
     {"text_cache", text_cache},
     {"uuids", uuids},
     {"random_after_fork", random_after_fork},
