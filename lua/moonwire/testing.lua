@@ -180,6 +180,7 @@ end
 
 local function running(self)
   if not self.app then error("the app is stopped", 3) end
+  if fakes.serving then error("an answer to a request cannot run the app", 3) end
   return self.app
 end
 
@@ -479,8 +480,8 @@ end
 
 --- Ends the app: handlers that still run may finish within a second.
 function App:stop()
-  local app = self.app
-  if not app then return end
+  if not self.app then return end
+  local app = running(self)
   self.app, self.problem = nil, nil
   app:drain()
   pcall(turn.until_true, function() return app:done() end, self.clock, 1, "the end", 0)

@@ -102,6 +102,7 @@ describe("app:http", function()
       return tostring(err)
     end
     assert.matches("testing_http_spec.lua:%d+: oh no", problem(function() error "oh no" end))
+    assert.matches("an answer to a request cannot run the app", problem(function() app:crash() end))
     assert.matches('a reply has no field "stats"', problem { ["*"] = { stats = 200 } })
     assert.matches("the reply's status must be a number, got a string", problem { ["*"] = { status = "200" } })
     assert.matches("expected a reply %(a table, a status or a body%), got a boolean", problem { ["*"] = true })

@@ -127,7 +127,9 @@ local function traced(err) return type(err) == "table" and err or debug.tracebac
 local function one(fake, raw)
   local request = read(raw)
   fake.requests[#fake.requests + 1] = request
+  M.serving = true
   local ok, reply = xpcall(function() return fake.answer(request) end, traced)
+  M.serving = false
   local problem
   if not ok then
     problem = reply
@@ -149,6 +151,9 @@ local function one(fake, raw)
   end
   send(raw, reply)
 end
+
+--- While an answer is made the request must not go away: the app stands still.
+M.serving = false
 
 --- Answers what waits.
 ---@return any problem the first one: what the spec did not foresee
