@@ -5,50 +5,48 @@
 ---   app:publish("orders", { id = 7 }, { key = "7" })
 ---   app:settle()
 ---   assert.equal(1, app:handled "orders")
+---
+--- Apps run on the virtual clock: hours of backoff pass in milliseconds. `testing.start { clock = "real" }` does not.
 local C = require "moonwire.internal.cdef"
+local assertions = require "moonwire.testing.assertions"
+local browse = require "moonwire.testing.channel"
 local core = require "moonwire.core"
+local fakes = require "moonwire.testing.fakes"
 local ffi = require "ffi"
-local json = require "moonwire.json"
-local message = require "moonwire.internal.message"
 local nearest = require "moonwire.internal.nearest"
 local project = require "moonwire.internal.project"
 local publish = require "moonwire.internal.publish"
-local runtime = require "moonwire.internal.runtime"
+local records = require "moonwire.testing.records"
+local turn = require "moonwire.testing.turn"
 local wait = require "moonwire.internal.wait"
 
 local M = {}
 
-local LIMIT = 10 -- seconds for everything that waits
 local LEVELS = { debug = 0, info = 1, warn = 2, error = 3, silent = 4 }
-local FAULTS = { "fail_publish", "fail_settle", "lose_ack", "duplicate", "reorder", "delay_ms" }
+local FAULTS = { "fail_publish", "fail_settle", "lose_ack", "hold_ack", "duplicate", "reorder", "delay_ms" }
 
 ---@class moonwire.TestApp
 local App = {}
 App.__index = App
 
-local function now() return C.mw_vm_mono(wait.vm) end
+local apps = setmetatable({}, { __mode = "k" }) -- those that run: they share the loop, and so its clock
 
---- Turns the loop until fn() is true. `what` is a text, or a function that makes one.
-local function turn_until(fn, seconds, what, level)
-  core.step(0)
-  local deadline = now() + seconds
-  while true do
-    local value = fn()
-    if value then return value end
-    if now() >= deadline then
-      error(("waited %g s for %s"):format(seconds, type(what) == "function" and what() or what), level + 1)
+local function limit_of(self) return self.clock == "real" and turn.REAL_LIMIT or turn.VIRTUAL_LIMIT end
+
+local function await(self, fn, what, level) return turn.await(fn, self.clock, what, level + 1) end
+
+--- Between two steps of the loop: the project's requests are answered, its log lines taken over.
+turn.after_step = function()
+  for self in pairs(apps) do
+    if self.fake then
+      local problem = fakes.serve(self.fake)
+      if problem then
+        self.problem = problem
+        error(problem, 0)
+      end
     end
-    core.step(5)
   end
-end
-
---- Runs fn in a task of this state, so that it may wait; returns what it returns.
-local function await(fn, what, level)
-  local result, failed, over
-  runtime.spawn(function() result = fn() end, nil, function(err) failed, over = err, true end)
-  turn_until(function() return over end, LIMIT, what, level + 1)
-  if failed then error(tostring(failed), level + 1) end
-  return result
+  records.take(apps)
 end
 
 -- ---- starting ----
@@ -74,15 +72,15 @@ local function project_above()
   error("testing.start: no moonwire.lua in the folders above the spec; name one: testing.start { dir = … }", 3)
 end
 
-local OPTIONS = { dir = "string", env = "table", log = "string" }
+local OPTIONS = { dir = "string", env = "table", log = "string", clock = "string", now = "number" }
 
 local function check_options(options)
   for name, value in pairs(options) do
     local expected = OPTIONS[name]
     if not expected then
-      local near = nearest(tostring(name), { "dir", "env", "log" })
+      local near = nearest(tostring(name), { "dir", "env", "log", "clock", "now" })
       error(("testing.start: unknown option %q%s"):format(tostring(name),
-        near and ("; did you mean %q?"):format(near) or "; it takes dir, env and log"), 3)
+        near and ("; did you mean %q?"):format(near) or "; it takes dir, env, log, clock and now"), 3)
     elseif type(value) ~= expected then
       error(("testing.start: %s must be a %s, got a %s"):format(name, expected, type(value)), 3)
     end
@@ -90,17 +88,25 @@ local function check_options(options)
   if options.log and not LEVELS[options.log] then
     error("testing.start: log must be debug, info, warn, error or silent", 3)
   end
+  local clock = options.clock or "virtual"
+  if clock ~= "virtual" and clock ~= "real" then error("testing.start: clock must be virtual or real", 3) end
+  if clock == "real" and options.now then error("testing.start: now needs the virtual clock", 3) end
+  for other in pairs(apps) do
+    if other.clock ~= clock then
+      error(("testing.start: an app still runs on the %s clock: stop it first"):format(other.clock), 3)
+    end
+  end
 end
 
 --- The app reads the project in a state of its own; this one reads it too, to know which channel is on which
 --- connection.
 local function look(self, level)
   local read = project.read(self.dir, { rewrite = self.rewrite, overrides = self.env })
-  if #read.problems > 0 then error(("%s:\n%s"):format(self.dir, table.concat(read.problems, "\n")), level + 1) end
+  if #read.problems > 0 then error(("%s:\n%s"):format(self.dir, table.concat(read.problems, "\n")), level) end
   self.places, self.readers, self.links, self.pipelines = {}, {}, {}, {}
   local failure = ffi.new "mw_failure"
   for _, connection in ipairs(read.connections) do
-    if C.mw_vm_link_open(connection.link, failure) ~= 0 then error(ffi.string(failure.text), level + 1) end
+    if C.mw_vm_link_open(connection.link, failure) ~= 0 then error(ffi.string(failure.text), level) end
     self.links[#self.links + 1] = { link = connection.link, url = connection.url, given = connection.given }
   end
   for _, p in ipairs(read.pipelines) do
@@ -122,17 +128,26 @@ local function load(self, level)
   if ok then ok, err = app:start() end
   if not ok then
     app:close()
-    error(("%s:\n%s"):format(self.dir, err), level + 1)
+    error(("%s:\n%s"):format(self.dir, err), level)
   end
   self.app = app
 end
 
 local started = 0
 
+local function leave(self)
+  apps[self] = nil
+  if self.fake then C.mw_http_fake(false) end
+  if next(apps) then return end
+  records.finish()
+  C.mw_vm_virtual(wait.vm, false)
+end
+
 --- Starts a project. Every connection of it becomes a memory broker that belongs to this call alone.
----@param options { dir: string|nil, env: table<string, string>|nil, log: string|nil }|nil
+---@param options moonwire.TestOptions|nil
 ---  dir: the project's folder (default: the one above the spec); env: settings for mw.env, over .env and environment;
----  log: the least level that is logged (default: silent)
+---  log: the least level that is logged (default: silent); clock: virtual (default) or real; now: the time it begins
+---  at, seconds since 1970
 ---@return moonwire.TestApp
 function M.start(options)
   options = options or {}
@@ -142,15 +157,30 @@ function M.start(options)
   C.mw_log_setup(0, LEVELS[options.log or os.getenv "MOONWIRE_TEST_LOG" or "silent"] or LEVELS.silent)
   local self = setmetatable({
     dir = options.dir or project_above(), env = {}, rewrite = ("memory:moonwire-test-%d"):format(started),
+    clock = options.clock or "virtual", lines = {},
   }, App)
   for name, value in pairs(options.env or {}) do self.env[name] = tostring(value) end
-  look(self, 2)
-  load(self, 2)
+  assertions.register()
+  C.mw_vm_virtual(wait.vm, self.clock == "virtual")
+  if options.now then C.mw_vm_set_now(wait.vm, options.now) end
+  self.started = turn.now()
+  records.take(apps)
+  records.begin()
+  apps[self] = true
+  local ok, err = pcall(function()
+    look(self, 0)
+    load(self, 0)
+  end)
+  if not ok then
+    leave(self)
+    error(err, 2)
+  end
   return self
 end
 
 local function running(self)
   if not self.app then error("the app is stopped", 3) end
+  if fakes.serving then error("an answer to a request cannot run the app", 3) end
   return self.app
 end
 
@@ -178,59 +208,10 @@ function App:publish(channel, body, options)
   rest.on = nil
   local made, err = publish.message(body, rest)
   if not made then error("publish: " .. err, 2) end
-  await(function()
+  await(self, function()
     local ok, why = publish.now(link, channel, made, rest.delay)
     if not ok then error(why, 0) end
   end, "the confirm of a publish to " .. channel, 2)
-end
-
----@class moonwire.TestMessage a message that stands in a channel
----@field id string
----@field body string
----@field data any the body, decoded
----@field key string|nil
----@field headers table<string, string>
----@field type string
----@field priority integer
----@field time number
----@field due number|nil when a delayed one is due, seconds since 1970
-
-local View = {}
-function View.__index(self, name)
-  if name ~= "data" then return nil end
-  local value, err = json.decode(self.body)
-  if err then error("the body is not JSON: " .. err, 2) end
-  return value
-end
-
-local FIELDS = { "id", "body", "key", "headers", "time", "type", "priority" }
-
-local function view(record, due_ms)
-  local wrapped = message.wrap(record, 1, {})
-  local copy = { due = due_ms > 0 and due_ms / 1000 or nil }
-  for _, name in ipairs(FIELDS) do copy[name] = wrapped[name] end
-  message.seal(wrapped)
-  return setmetatable(copy, View)
-end
-
-local function browse(link, channel)
-  local list, after = {}, 0
-  local position, due = ffi.new "double[1]", ffi.new "double[1]"
-  while true do
-    local waiter = wait.begin()
-    C.mw_vm_browse(wait.vm, link, channel, after, 1000, false, waiter)
-    local _, object, err = wait.yield(waiter, function() end)
-    if err then error(err, 0) end
-    local found = ffi.cast("struct mw_browsing *", object)
-    local count = C.mw_browsing_count(found)
-    for i = 0, count - 1 do
-      local record = C.mw_browsing_entry(found, i, position, due)
-      list[#list + 1] = view(record, due[0])
-    end
-    after = C.mw_browsing_last(found)
-    C.mw_browsing_free(found)
-    if count == 0 then return list end
-  end
 end
 
 --- What stands in a channel now, oldest first, without taking it.
@@ -240,7 +221,7 @@ end
 function App:messages(channel, on)
   running(self)
   local link = link_for(self, channel, on, 2)
-  return await(function() return browse(link, channel) end, "a look into " .. tostring(channel), 2)
+  return await(self, function() return browse(link, channel) end, "a look into " .. tostring(channel), 2)
 end
 
 --- What was published to a channel that no pipeline of the project reads.
@@ -264,7 +245,8 @@ function App:dead(name)
   running(self)
   local pipeline = self.pipelines[name]
   if not pipeline then return self:messages(name) end
-  return await(function() return browse(pipeline.dead_link, pipeline.dead) end, "a look into " .. pipeline.dead, 2)
+  local link, channel = pipeline.dead_link, pipeline.dead
+  return await(self, function() return browse(link, channel) end, "a look into " .. channel, 2)
 end
 
 -- ---- state ----
@@ -298,7 +280,7 @@ function App:handled(name)
   return self:status(name).handled
 end
 
-local function busy_text(self)
+local function left_text(self)
   local parts = {}
   for _, s in ipairs(self.app:status()) do
     local waiting = #self:messages(s.channel)
@@ -307,8 +289,10 @@ local function busy_text(self)
         waiting)
     end
   end
-  return "everything to be settled; left are " .. (#parts > 0 and table.concat(parts, "; ") or "messages under way")
+  return #parts > 0 and table.concat(parts, "; ") or "messages under way"
 end
+
+local function busy_text(self) return "everything to be settled; left are " .. left_text(self) end
 
 --- Messages behind a dead key stay until somebody replays it: when only those are left, nothing is left to do.
 local function only_held(self)
@@ -326,26 +310,111 @@ local function only_held(self)
   return true
 end
 
---- Runs until nothing is left to do: retries and delays included. An error when that takes longer.
----@param seconds number|nil 10
+-- ---- time ----
+
+local function need_virtual(self, what)
+  if self.clock ~= "virtual" then error(what .. ": this app runs on the real clock", 3) end
+end
+
+--- Seconds since the app was started, on its clock.
+---@return number
+function App:now()
+  return math.floor((turn.now() - self.started) * 1000 + 0.5) / 1000
+end
+
+--- Runs what can happen without time passing.
+function App:run()
+  running(self)
+  turn.run(function() return busy_text(self) end, 2)
+end
+
+--- Lets so much time pass, timer by timer: what is due runs in its order, and all that comes of it before time goes on.
+---@param seconds number
+function App:advance(seconds)
+  running(self)
+  need_virtual(self, "advance")
+  if type(seconds) ~= "number" or seconds < 0 or seconds ~= seconds or seconds == math.huge then
+    error("advance: expected a number of seconds", 2)
+  end
+  turn.advance(seconds, function() return busy_text(self) end, 2)
+end
+
+--- Runs until nothing is left to do, and lets time pass for retries and delays. An error when that takes longer.
+---@param seconds number|nil on the app's clock: 30 days, or 10 s on the real one
 function App:settle(seconds)
   local app = running(self)
   local quiet, held = 0, 0
-  turn_until(function()
+  local function settled(stuck)
+    if self.clock == "virtual" then
+      if C.mw_vm_pending(wait.vm) and not stuck then return false end -- what was published may be on its way
+      return app:idle() or stuck and only_held(self)
+    end
     quiet = app:idle() and quiet + 1 or 0
     held = quiet == 0 and only_held(self) and held + 1 or 0
-    return quiet >= 3 or held >= 5 -- what one pipeline published may be on its way to the next
-  end, seconds or LIMIT, function() return busy_text(self) end, 2)
+    return quiet >= 3 or held >= 5
+  end
+  turn.until_true(settled, self.clock, seconds or limit_of(self), function() return busy_text(self) end, 2)
 end
 
---- Runs until fn() is true, and returns what it returned.
+--- Runs until fn() is true, and returns what it returned. Time passes as far as that needs.
 ---@param fn fun(): any
----@param seconds number|nil 10
+---@param seconds number|nil on the app's clock: 30 days, or 10 s on the real one
 ---@param what string|nil for the error
 function App:wait(fn, seconds, what)
   running(self)
-  return turn_until(fn, seconds or LIMIT, what or "a condition", 2)
+  return turn.until_true(function() return fn() end, self.clock, seconds or limit_of(self), what or "a condition", 2)
 end
+
+--- What is left to do, as text; nil when nothing is.
+---@return string|nil
+function App:left()
+  local app = running(self)
+  turn.run(function() return busy_text(self) end, 2)
+  if app:idle() or only_held(self) then return nil end
+  return left_text(self)
+end
+
+-- ---- what happened ----
+
+--- Every retry of a pipeline that was scheduled: which attempt failed, when (seconds since the start), why, and after
+--- how many seconds the next one comes.
+---@param pipeline string
+---@return { id: string, attempt: integer, at: number, delay: number, error: string, class: string }[]
+function App:retries(pipeline)
+  if not self.pipelines[pipeline] then unknown_pipeline(self, pipeline, 2) end
+  records.take(apps)
+  return records.retries(self.lines, pipeline)
+end
+
+--- The lines that the project logged with mw.log, of every level; `all = true`: the runtime's too.
+---@param options { all: boolean|nil }|nil
+---@return { at: number, level: string, text: string, fields: table<string, string|number> }[]
+function App:logs(options)
+  local list = {}
+  records.take(apps)
+  for _, line in ipairs(self.lines) do
+    if line.project or options and options.all then list[#list + 1] = line end
+  end
+  return list
+end
+
+-- ---- the world outside ----
+
+--- Answers the project's HTTP requests from now on: nothing goes out. A function gets each request (method, url,
+--- headers, body, data) and returns a reply; a table has replies, or such functions, by "METHOD URL" or URL, where *
+--- stands for anything. A reply is { status =, headers =, body = text or table, delay = s }, a status, a body,
+--- { error =, kind = }, or { timeout = true }; a list of them is used up one by one, the last one stays. A request
+--- without an answer fails the test. nil: requests go out again.
+---@param answers fun(request: table): any|table<string, any>|nil
+function App:http(answers)
+  running(self)
+  self.fake = answers ~= nil and fakes.new(answers) or nil
+  C.mw_http_fake(self.fake ~= nil)
+end
+
+--- The requests that were answered, since http was called.
+---@return { method: string, url: string, headers: table<string, string>, body: string, data: any }[]
+function App:requests() return self.fake and self.fake.requests or {} end
 
 -- ---- trouble ----
 
@@ -374,22 +443,51 @@ function App:cut()
   end
 end
 
---- Ends the worker as a crash would, and starts it again on the same brokers. Counters begin at 0.
-function App:crash()
-  running(self):kill()
+--- The brokers deliver again what is being handled: the same as cut.
+function App:redeliver() self:cut() end
+
+--- The next `count` messages are delivered twice.
+---@param count integer|nil 1
+function App:duplicate(count) self:fault("duplicate", count or 1) end
+
+--- The next `count` batches are delivered in the wrong order.
+---@param count integer|nil 1
+function App:reorder(count) self:fault("reorder", count or 1) end
+
+local function ack_held(self)
+  for _, entry in ipairs(self.links) do
+    local name = entry.url:match "^memory:(.*)$"
+    if name and C.mw_memory_held(name) > 0 then return true end
+  end
+end
+
+--- Ends the worker as a crash would, and starts it again on the same brokers. Counters begin at 0. With "before_ack" it
+--- runs on first, until a handler has ended and its ack is on the way to the broker, which never gets it.
+---@param when "now"|"before_ack"|nil
+function App:crash(when)
+  local app = running(self)
+  if when == "before_ack" then
+    self:fault("hold_ack", 1e9) -- none gets through any more
+    turn.until_true(function() return ack_held(self) end, self.clock, limit_of(self), "an ack to crash before", 2)
+    self:fault("hold_ack", 0)
+  elseif when ~= nil and when ~= "now" then
+    error("crash: expected now or before_ack", 2)
+  end
+  app:kill()
   self.app = nil
   load(self, 2)
 end
 
 --- Ends the app: handlers that still run may finish within a second.
 function App:stop()
-  local app = self.app
-  if not app then return end
-  self.app = nil
+  if not self.app then return end
+  local app = running(self)
+  self.app, self.problem = nil, nil
   app:drain()
-  local deadline = now() + 1
-  repeat core.step(5) until app:done() or now() >= deadline
+  pcall(turn.until_true, function() return app:done() end, self.clock, 1, "the end", 0)
   app:close()
+  leave(self)
+  if self.problem then error(self.problem, 0) end -- a request that nobody foresaw, at the very end
 end
 
 return M

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/loop.h"
 
 enum { FLUSH_AT = 64 * 1024, VALUE_MAX = 4096, KEY_MAX = 256 };
 
@@ -14,6 +15,9 @@ static int format = MW_LOG_LOGFMT;
 static int least = MW_INFO;
 static bool colour, skipping;
 static mw_buf line;
+static mw_loop *capture_clock;
+static mw_buf captured;
+static bool capturing, first_field, project_line;
 
 void mw_log_setup(int f, int level) {
     bool terminal = isatty(STDERR_FILENO);
@@ -22,23 +26,23 @@ void mw_log_setup(int f, int level) {
     least = level;
 }
 
-bool mw_log_wants(int level) { return level >= least; }
+bool mw_log_wants(int level) { return level >= least || capture_clock; }
 
-static void put_json(const char *s, size_t len) {
+static void put_json(mw_buf *to, const char *s, size_t len) {
     static const char digits[] = "0123456789abcdef";
-    mw_buf_puts(&line, "\"");
+    mw_buf_puts(to, "\"");
     for (size_t i = 0; i < len; i++) {
         unsigned char c = (unsigned char)s[i];
         if (c == '"' || c == '\\')
-            mw_buf_add(&line, (char[]){'\\', (char)c}, 2);
+            mw_buf_add(to, (char[]){'\\', (char)c}, 2);
         else if (c == '\n')
-            mw_buf_puts(&line, "\\n");
+            mw_buf_puts(to, "\\n");
         else if (c < 0x20 || c == 0x7f)
-            mw_buf_add(&line, (char[]){'\\', 'u', '0', '0', digits[c >> 4], digits[c & 15]}, 6);
+            mw_buf_add(to, (char[]){'\\', 'u', '0', '0', digits[c >> 4], digits[c & 15]}, 6);
         else
-            mw_buf_add(&line, &s[i], 1);
+            mw_buf_add(to, &s[i], 1);
     }
-    mw_buf_puts(&line, "\"");
+    mw_buf_puts(to, "\"");
 }
 
 /* The length of the UTF-8 sequence at s; 0 when there is none: cut short, overlong, a surrogate, or beyond
@@ -80,7 +84,7 @@ static void put_value(const char *value, size_t len) {
     for (size_t i = 0; i < len && !quote; i++)
         quote = (unsigned char)text[i] <= ' ' || strchr("\"=\\\x7f", text[i]);
     if (format == MW_LOG_JSON || quote)
-        put_json(text, len);
+        put_json(&line, text, len);
     else
         mw_buf_add(&line, text, len);
 }
@@ -91,7 +95,7 @@ static void put_key(const char *key) {
     size_t len = clean(key, strlen(key), text, sizeof text);
     if (format == MW_LOG_JSON) {
         mw_buf_puts(&line, ",");
-        put_json(text, len);
+        put_json(&line, text, len);
         mw_buf_puts(&line, ":");
         return;
     }
@@ -113,10 +117,51 @@ static void put_time(void) {
     mw_buf_printf(&line, colour ? ".%03ld" : ".%03ldZ", now.tv_nsec / 1000000);
 }
 
+/* ---- what specs look at ---- */
+
+void mw_log_capture(mw_loop *clock) {
+    capture_clock = clock;
+    capturing = false;
+    if (!clock) mw_buf_free(&captured);
+}
+
+const char *mw_log_captured(size_t *len) {
+    *len = captured.len;
+    return captured.data;
+}
+
+void mw_log_capture_clear(void) { captured.len = 0; }
+void mw_log_project(void) { project_line = true; }
+
+static void capture_value(const char *value, size_t len) {
+    char text[VALUE_MAX];
+    put_json(&captured, text, clean(value, len, text, sizeof text));
+}
+
+static void capture_key(const char *key) {
+    if (!first_field) mw_buf_puts(&captured, ",");
+    first_field = false;
+    capture_value(key, strlen(key));
+    mw_buf_puts(&captured, ":");
+}
+
+static void capture_begin(const char *level, const char *text) {
+    mw_buf_printf(&captured, "{\"at\":%llu,\"project\":%s,\"level\":\"%s\",\"msg\":",
+                  (unsigned long long)mw_loop_mono_ms(capture_clock), project_line ? "true" : "false", level);
+    capture_value(text, strlen(text));
+    mw_buf_puts(&captured, ",\"fields\":{");
+    first_field = true;
+}
+
+/* ---- a line ---- */
+
 void mw_log_begin(int level, const char *text) {
     static const char *const names[] = {"debug", "info", "warn", "error"};
     static const char *const paints[] = {"\033[2m", "\033[32m", "\033[33m", "\033[31m"};
     skipping = level < least || level > MW_ERROR;
+    capturing = capture_clock && level <= MW_ERROR;
+    if (capturing) capture_begin(names[level], text);
+    project_line = false;
     if (skipping) return;
     if (format == MW_LOG_JSON) {
         mw_buf_puts(&line, "{\"time\":\"");
@@ -139,6 +184,10 @@ void mw_log_begin(int level, const char *text) {
 }
 
 void mw_log_str(const char *key, const char *value, size_t len) {
+    if (capturing) {
+        capture_key(key);
+        capture_value(value, len);
+    }
     if (skipping) return;
     put_key(key);
     put_value(value, len);
@@ -149,12 +198,20 @@ void mw_log_text(const char *key, const char *value) {
 }
 
 void mw_log_int(const char *key, int64_t value) {
+    if (capturing) {
+        capture_key(key);
+        mw_buf_printf(&captured, "%lld", (long long)value);
+    }
     if (skipping) return;
     put_key(key);
     mw_buf_printf(&line, "%lld", (long long)value);
 }
 
 void mw_log_num(const char *key, double value) {
+    if (capturing) {
+        capture_key(key);
+        mw_buf_printf(&captured, isfinite(value) ? "%.17g" : "\"nan\"", value);
+    }
     if (skipping) return;
     put_key(key);
     if (value == floor(value) &&
@@ -167,6 +224,8 @@ void mw_log_num(const char *key, double value) {
 }
 
 void mw_log_end(void) {
+    if (capturing) mw_buf_puts(&captured, "}}\n");
+    capturing = false;
     if (skipping) return;
     mw_buf_puts(&line, format == MW_LOG_JSON ? "}\n" : "\n");
     if (line.len > FLUSH_AT) mw_log_flush();

@@ -23,3 +23,11 @@ void mw_log_num(const char *key, double value);
 void mw_log_end(void);
 
 void mw_log_flush(void);
+
+/* For specs: while a loop is given, every line of every level is kept as well, one JSON object a line: at
+ * (monotonic ms of that loop), level, msg, project (it is one of mw.log), fields. */
+struct mw_loop;
+void mw_log_capture(struct mw_loop *clock); /* NULL ends it and forgets what is kept */
+const char *mw_log_captured(size_t *len);   /* valid until the next line */
+void mw_log_capture_clear(void);
+void mw_log_project(void); /* the next line is the project's */

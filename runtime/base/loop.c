@@ -13,12 +13,13 @@ enum { TIMERS_PER_TURN = 4096 }; /* a million timers due at once must not starve
 struct mw_loop {
     struct ev_loop *ev;
     ev_timer clock; /* the one libev timer: when the wheel must run next */
-    mw_wheel wheel;
+    mw_wheel wheel, real_wheel;
     mw_deferred *deferred, **deferred_tail;
     mw_deferred turn_end; /* a marker: what stands before it was deferred before this turn */
-    uint64_t mono;
-    int64_t wall;
-    bool stopping;
+    uint64_t mono, real;  /* real: the system's; mono: the same with what was skipped, or virtual */
+    int64_t wall, skipped;
+    int outside; /* how many things wait for the world */
+    bool stopping, is_virtual;
     void (*before_wait)(void);
 };
 
@@ -29,7 +30,9 @@ static uint64_t clock_ms(clockid_t id) {
 }
 
 void mw_loop_now_update(mw_loop *l) {
-    l->mono = clock_ms(CLOCK_MONOTONIC);
+    l->real = clock_ms(CLOCK_MONOTONIC);
+    if (l->is_virtual) return;
+    l->mono = (uint64_t)((int64_t)l->real + l->skipped);
     l->wall = (int64_t)clock_ms(CLOCK_REALTIME);
 }
 
@@ -43,6 +46,7 @@ mw_loop *mw_loop_new(void) {
     if (!l->ev) abort();
     mw_loop_now_update(l);
     mw_wheel_init(&l->wheel, l->mono);
+    mw_wheel_init(&l->real_wheel, l->real);
     l->deferred_tail = &l->deferred;
     ev_timer_init(&l->clock, clock_fired, 0, 0);
     return l;
@@ -91,14 +95,56 @@ void mw_deferred_cancel(mw_loop *l, mw_deferred *d) {
     d->back = NULL;
 }
 
+/* ---- the virtual clock ---- */
+
+bool mw_loop_is_virtual(const mw_loop *l) { return l->is_virtual; }
+
+void mw_loop_virtual(mw_loop *l, bool on) {
+    mw_loop_now_update(l);
+    if (l->is_virtual && !on) l->skipped = (int64_t)(l->mono - l->real);
+    l->is_virtual = on;
+    mw_loop_now_update(l);
+}
+
+void mw_loop_set_wall(mw_loop *l, int64_t wall_ms) {
+    if (l->is_virtual) l->wall = wall_ms;
+}
+
+int64_t mw_loop_next_ms(const mw_loop *l) {
+    uint64_t first = mw_wheel_first(&l->wheel);
+    if (first == UINT64_MAX) return -1;
+    return first > l->mono ? (int64_t)(first - l->mono) : 0;
+}
+
+int64_t mw_loop_advance(mw_loop *l, int64_t max_ms) {
+    if (!l->is_virtual) return 0;
+    int64_t by = mw_loop_next_ms(l);
+    if (by < 0 || by > max_ms) by = max_ms > 0 ? max_ms : 0;
+    l->mono += (uint64_t)by;
+    l->wall += by;
+    return by;
+}
+
+bool mw_loop_pending(const mw_loop *l) {
+    return l->deferred || l->wheel.due || l->outside > 0 || mw_wheel_next(&l->wheel) <= l->mono;
+}
+
+void mw_loop_outside(mw_loop *l, int by) { l->outside += by; }
+
+/* ---- turns ---- */
+
+static void wait_until(double *wait, uint64_t next, uint64_t now) {
+    if (next == UINT64_MAX) return;
+    double until = next > now ? (double)(next - now) / 1000 : 0;
+    if (until < *wait) *wait = until;
+}
+
 static void arm_clock(mw_loop *l, int64_t max_wait_ms) {
-    uint64_t next = mw_wheel_next(&l->wheel);
+    uint64_t next = mw_wheel_next(&l->wheel), real = mw_wheel_next(&l->real_wheel);
     double wait = max_wait_ms < 0 ? 3600 : (double)max_wait_ms / 1000;
-    if (next != UINT64_MAX) {
-        mw_loop_now_update(l);
-        double until = next > l->mono ? (double)(next - l->mono) / 1000 : 0;
-        if (until < wait) wait = until;
-    }
+    if (next != UINT64_MAX || real != UINT64_MAX) mw_loop_now_update(l);
+    if (!l->is_virtual || next <= l->mono) wait_until(&wait, next, l->mono);
+    wait_until(&wait, real, l->real);
     ev_timer_stop(l->ev, &l->clock);
     ev_now_update(l->ev);
     ev_timer_set(&l->clock, wait, 0);
@@ -117,6 +163,7 @@ void mw_loop_step(mw_loop *l, int64_t max_wait_ms) {
     }
     mw_loop_now_update(l);
     mw_wheel_run(&l->wheel, l->mono, TIMERS_PER_TURN);
+    mw_wheel_run(&l->real_wheel, l->real, TIMERS_PER_TURN);
     run_deferred(l);
 }
 
@@ -128,6 +175,11 @@ void mw_loop_run(mw_loop *l) {
 void mw_timer_start(mw_loop *l, mw_timer *t, int64_t delay_ms, void (*fire)(mw_timer *t)) {
     t->fire = fire;
     mw_wheel_add(&l->wheel, t, l->mono + (uint64_t)(delay_ms > 0 ? delay_ms : 0));
+}
+
+void mw_timer_start_real(mw_loop *l, mw_timer *t, int64_t delay_ms, void (*fire)(mw_timer *t)) {
+    t->fire = fire;
+    mw_wheel_add(&l->real_wheel, t, l->real + (uint64_t)(delay_ms > 0 ? delay_ms : 0));
 }
 
 /* ---- watchers ---- */

@@ -22,8 +22,26 @@ uint64_t mw_loop_mono_ms(mw_loop *l); /* monotonic, cached once a turn */
 int64_t mw_loop_wall_ms(mw_loop *l);  /* since 1970, for what is stored or shown; cached likewise */
 void mw_loop_now_update(mw_loop *l);  /* after a long computation */
 
+/* The virtual clock, for specs: both clocks stand still until they are advanced, and timers fire only then.
+ * Descriptors, deferred calls and real timers go on in real time. It begins at the time it is; back in real
+ * time the monotonic clock goes on from where it was moved to, so that timers that run keep their distance.
+ */
+void mw_loop_virtual(mw_loop *l, bool on);
+bool mw_loop_is_virtual(const mw_loop *l);
+void mw_loop_set_wall(mw_loop *l, int64_t wall_ms); /* virtual only */
+/* To the next timer, but at most so far; what is due there fires in the next step. How far it went. */
+int64_t mw_loop_advance(mw_loop *l, int64_t max_ms);
+int64_t mw_loop_next_ms(const mw_loop *l); /* from now to the next timer; -1: there is none */
+
+/* Whether a step would do something without time passing. What waits for the world outside says so: +1, and
+ * -1 when it does not any more. */
+bool mw_loop_pending(const mw_loop *l);
+void mw_loop_outside(mw_loop *l, int by);
+
 /* Timers: embed an mw_timer, stop it with mw_timer_stop before its owner goes. */
 void mw_timer_start(mw_loop *l, mw_timer *t, int64_t delay_ms, void (*fire)(mw_timer *t));
+/* Always real time: for what the world outside times, such as a library with a clock of its own. */
+void mw_timer_start_real(mw_loop *l, mw_timer *t, int64_t delay_ms, void (*fire)(mw_timer *t));
 
 /* Deferred: runs once, after the poll of this turn (or of the next, when deferred by a deferred call). */
 typedef struct mw_deferred mw_deferred;

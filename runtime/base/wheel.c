@@ -100,6 +100,27 @@ static uint64_t next_event(const mw_wheel *w) {
 
 uint64_t mw_wheel_next(const mw_wheel *w) { return w->due ? w->now : next_event(w); }
 
+static uint64_t earliest(const mw_timer *t) {
+    uint64_t at = UINT64_MAX;
+    for (; t; t = t->next)
+        if (t->at < at) at = t->at;
+    return at;
+}
+
+/* A level lies wholly before the next one. In the last one a far timer stands before its time: all are asked.
+ */
+uint64_t mw_wheel_first(const mw_wheel *w) {
+    uint64_t first = UINT64_MAX;
+    if (w->due) return w->now;
+    for (int level = 0; level < LEVELS && first == UINT64_MAX; level++) {
+        for (unsigned slot = 0; slot < SLOTS; slot++) {
+            uint64_t at = earliest(w->slots[level][slot]);
+            if (at < first) first = at;
+        }
+    }
+    return first <= w->now ? w->now + 1 : first;
+}
+
 bool mw_wheel_run(mw_wheel *w, uint64_t now, unsigned budget) {
     for (;;) {
         while (w->due) {

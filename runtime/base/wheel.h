@@ -30,3 +30,7 @@ bool mw_wheel_run(mw_wheel *w, uint64_t now, unsigned budget);
 
 /* When mw_wheel_run must next be called: never later than the next timer, UINT64_MAX when there is none. */
 uint64_t mw_wheel_next(const mw_wheel *w);
+
+/* When the next timer itself falls due; UINT64_MAX when there is none. Looks at every timer near it: for
+ * clocks that jump, not for every turn. */
+uint64_t mw_wheel_first(const mw_wheel *w);

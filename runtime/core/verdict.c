@@ -103,8 +103,10 @@ static void give_up(mw_delivery *d, const char *class_name, const char *format, 
     mw_verdict_dead(d, class_name, reason, (size_t)n);
 }
 
-static void log_retry(const mw_delivery *d, const char *class_name, int64_t delay_ms, const mw_text *error) {
-    mw_delivery_log(MW_WARN, "failed, will retry", d);
+/* Specs read this line back: lua/moonwire/testing.lua. */
+static void log_retry(int level, const mw_delivery *d, const char *class_name, int64_t delay_ms,
+                      const mw_text *error) {
+    mw_delivery_log(level, "failed, will retry", d);
     mw_log_num("next_in", (double)delay_ms / 1000);
     mw_log_text("class", class_name);
     mw_log_text("error", error->data);
@@ -120,7 +122,10 @@ static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_te
     d->error = mw_text_ref(error);
     if (policy->kind == MW_POLICY_OUTAGE) {
         mw_breaker_outage(p, policy);
-        mw_settle_retry(d, after_ms >= 0 ? after_ms : (int64_t)(policy->backoff.base * 1000), false, error);
+        if (after_ms < 0) after_ms = (int64_t)(policy->backoff.base * 1000);
+        log_retry(MW_DEBUG, d, class_name, after_ms,
+                  error); /* the pause was logged: not every message of it */
+        mw_settle_retry(d, after_ms, false, error);
         return;
     }
     mw_breaker_success(p); /* whatever failed, it was not the outage that paused the source */
@@ -137,7 +142,7 @@ static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_te
         give_up(d, class_name, "too old: over %lld s", (long long)(policy->max_age_ms / 1000));
     } else {
         p->counters.retried++;
-        log_retry(d, class_name, delay, error);
+        log_retry(MW_WARN, d, class_name, delay, error);
         mw_settle_retry(d, delay, true, error);
     }
 }

@@ -51,6 +51,20 @@ mw_http_request *mw_http_start(mw_http *h, const mw_http_spec *spec,
 mw_http_request *mw_http_start_for(struct mw_vm *vm, mw_http *h, const mw_http_spec *spec, double waiter);
 void mw_http_request_free(mw_http_request *r); /* cancels what still runs; fine inside done; NULL is fine */
 
+/* For specs: while on, requests do not go out. They are taken one by one, and each is given its headers
+ * (lines, the status line first), then an answer; or a failure of one of the kinds below. Never answered, it
+ * times out. */
+void mw_http_fake(bool on);
+bool mw_http_fake_pending(void);
+mw_http_request *mw_http_fake_next(void); /* NULL: none */
+const char *mw_http_fake_method(const mw_http_request *r);
+const char *mw_http_fake_url(const mw_http_request *r);
+const char *mw_http_fake_body(const mw_http_request *r, size_t *len); /* NULL: none */
+const char *mw_http_fake_header(const mw_http_request *r, size_t i);  /* "Name: value"; NULL past the last */
+void mw_http_fake_head(mw_http_request *r, const char *line, size_t len);
+void mw_http_fake_answer(mw_http_request *r, const char *body, size_t len, double delay_ms);
+void mw_http_fake_fail(mw_http_request *r, const char *kind, const char *text);
+
 /* What came of it; texts live as long as the request. */
 int mw_http_status(const mw_http_request *r);        /* 0 on failure, and before done */
 double mw_http_elapsed(const mw_http_request *r);    /* seconds from start to end */

@@ -54,13 +54,16 @@ void mw_http_response_clear(mw_http_response *p); /* keeps max_bytes and too_lar
 struct mw_http_request {
     mw_http *http; /* NULL once done was called, or http is gone */
     mw_http_request *next, **back;
-    CURL *easy; /* while it runs */
-    mw_timer deadline;
+    CURL *easy;              /* while it runs */
+    mw_timer deadline, late; /* late: a faked answer that takes its time */
+    mw_http_request *fake_next, **fake_back;
+    bool fake;
     mw_deferred report;
     void (*done)(mw_http_request *r, void *arg);
     void *arg;
     double waiter; /* bind.c's */
     char *url, *host, *method, *body;
+    size_t body_len;
     struct curl_slist *headers;
     mw_http_response response;
     uint64_t started_us, ended_us;
@@ -72,7 +75,13 @@ struct mw_http_request {
 
 /* The transfer is over as far as curl is concerned. Called outside of curl's callbacks. */
 void mw_http_request_over(mw_http_request *r, CURLcode result);
-void mw_http_request_orphan(mw_http_request *r); /* http goes away */
+void mw_http_request_failed(mw_http_request *r, const char *kind, const char *what); /* kind: static */
+void mw_http_request_orphan(mw_http_request *r);                                     /* http goes away */
+
+/* fake.c */
+bool mw_http_fake_wanted(void);
+void mw_http_fake_add(mw_http_request *r);
+void mw_http_fake_remove(mw_http_request *r); /* not queued is fine */
 
 /* Pure checks: 0, or -1 and why not. */
 int mw_http_check_method(const char *method, mw_error *e);

@@ -95,8 +95,9 @@ static int timer_wanted(CURLM *multi, long ms, void *http) {
     if (ms == 0) {
         mw_defer(h->loop, &h->soon, run_soon);
     } else if (ms > 0) {
-        mw_loop_now_update(h->loop);                             /* handlers may have run for long */
-        mw_timer_start(h->loop, &h->timer, ms + 1, timer_fired); /* the clock's milliseconds are cut off */
+        mw_loop_now_update(h->loop); /* handlers may have run for long */
+        mw_timer_start_real(h->loop, &h->timer, ms + 1,
+                            timer_fired); /* the clock's milliseconds are cut off */
     }
     return 0;
 }

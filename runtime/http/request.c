@@ -32,6 +32,11 @@ static uint64_t now_us(void) {
     return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
 }
 
+/* What is faked takes the time that the spec lets pass. */
+static uint64_t time_us(const mw_http_request *r) {
+    return r->fake && r->http ? mw_loop_mono_ms(r->http->loop) * 1000 : now_us();
+}
+
 static char *copy(const char *s) {
     char *c = s ? strdup(s) : NULL;
     if (s && !c) abort();
@@ -45,7 +50,8 @@ mw_http_request *mw_http_start(mw_http *h, const mw_http_spec *spec,
     r->http = h;
     r->done = done;
     r->arg = arg;
-    r->started_us = now_us();
+    r->fake = mw_http_fake_wanted();
+    r->started_us = time_us(r);
     r->response.max_bytes = spec->max_bytes ? spec->max_bytes : MW_HTTP_MAX_BYTES;
     r->next = h->requests;
     if (r->next) r->next->back = &r->next;
@@ -55,11 +61,17 @@ mw_http_request *mw_http_start(mw_http *h, const mw_http_spec *spec,
         mw_defer(h->loop, &r->report, report);
         return r;
     }
-    r->easy = mw_http_easy_take(h);
-    set_options(r, spec);
+    int64_t timeout_ms = spec->timeout_ms > 0 ? spec->timeout_ms : MW_HTTP_TIMEOUT_MS;
     mw_loop_now_update(h->loop);
-    mw_timer_start(h->loop, &r->deadline, spec->timeout_ms > 0 ? spec->timeout_ms : MW_HTTP_TIMEOUT_MS,
-                   deadline_passed);
+    if (r->fake) {
+        mw_timer_start(h->loop, &r->deadline, timeout_ms, deadline_passed);
+        mw_http_fake_add(r);
+        return r;
+    }
+    r->easy = mw_http_easy_take(h);
+    mw_loop_outside(h->loop, 1);
+    set_options(r, spec);
+    mw_timer_start_real(h->loop, &r->deadline, timeout_ms, deadline_passed);
     if (curl_multi_add_handle(h->multi, r->easy)) abort(); /* only for misuse and out of memory */
     return r;
 }
@@ -67,13 +79,22 @@ mw_http_request *mw_http_start(mw_http *h, const mw_http_spec *spec,
 void mw_http_request_over(mw_http_request *r, CURLcode result) {
     if (result) {
         fail_by_code(r, result);
+    } else if (r->fake) {
+        r->status = r->response.status;
     } else {
         long status = 0;
         curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &status);
         r->status = (int)status;
     }
     stop(r);
-    r->ended_us = now_us();
+    r->ended_us = time_us(r);
+    mw_defer(r->http->loop, &r->report, report);
+}
+
+void mw_http_request_failed(mw_http_request *r, const char *kind, const char *what) {
+    fail(r, kind, what);
+    stop(r);
+    r->ended_us = time_us(r);
     mw_defer(r->http->loop, &r->report, report);
 }
 
@@ -105,7 +126,7 @@ const char *mw_http_error(const mw_http_request *r) { return r->error; }
 const char *mw_http_error_kind(const mw_http_request *r) { return r->kind; }
 
 double mw_http_elapsed(const mw_http_request *r) {
-    return (double)((r->ended_us ? r->ended_us : now_us()) - r->started_us) / 1e6;
+    return (double)((r->ended_us ? r->ended_us : time_us(r)) - r->started_us) / 1e6;
 }
 
 const char *mw_http_body(const mw_http_request *r, size_t *len) {
@@ -171,11 +192,12 @@ static bool prepare(mw_http_request *r, const mw_http_spec *spec) {
         r->body = malloc(spec->body_len + 1);
         if (!r->body) abort();
         memcpy(r->body, spec->body, spec->body_len);
+        r->body_len = spec->body_len;
     }
     return true;
 invalid:
     fail(r, "invalid", e.text);
-    r->ended_us = now_us();
+    r->ended_us = time_us(r);
     return false;
 }
 
@@ -275,7 +297,11 @@ static void set_options(mw_http_request *r, const mw_http_spec *spec) {
 /* ---- ending ---- */
 
 static void deadline_passed(mw_timer *t) {
-    mw_http_request_over(mw_container_of(t, mw_http_request, deadline), CURLE_OPERATION_TIMEDOUT);
+    mw_http_request *r = mw_container_of(t, mw_http_request, deadline);
+    if (r->fake)
+        mw_http_request_failed(r, "timeout", "timed out waiting for the response");
+    else
+        mw_http_request_over(r, CURLE_OPERATION_TIMEDOUT);
 }
 
 static void report(mw_deferred *d) {
@@ -287,7 +313,10 @@ static void report(mw_deferred *d) {
 /* Takes the request out of curl. Not from inside a callback of curl's. */
 static void stop(mw_http_request *r) {
     mw_timer_stop(&r->deadline);
+    mw_timer_stop(&r->late);
+    mw_http_fake_remove(r);
     if (r->easy) {
+        mw_loop_outside(r->http->loop, -1);
         curl_multi_remove_handle(r->http->multi, r->easy);
         mw_http_easy_give(r->http, r->easy);
         r->easy = NULL;
@@ -309,7 +338,7 @@ static void leave(mw_http_request *r) {
 static void fail(mw_http_request *r, const char *kind, const char *what) {
     r->kind = kind;
     const char *host = r->host ? r->host : "no host";
-    double after = (double)(now_us() - r->started_us) / 1e6;
+    double after = (double)(time_us(r) - r->started_us) / 1e6;
     if (asprintf(&r->error, "%s%s%s: %s (after %.3f s)", r->method, r->method[0] ? " " : "", host, what,
                  after) < 0)
         abort();

@@ -141,8 +141,35 @@ bool mw_dict_next(struct mw_dict *d, uint32_t *at, const char **key, size_t *len
 void mw_uuid(char out[37]);
 double mw_random01(void);
 
-/* ---- faults, for specs ---- */
+/* ---- for specs: the clock, the log, HTTP answers, faults ---- */
+void mw_vm_virtual(struct mw_vm *vm, bool on);
+bool mw_vm_is_virtual(struct mw_vm *vm);
+void mw_vm_set_now(struct mw_vm *vm, double seconds);
+double mw_vm_advance(struct mw_vm *vm,
+                     double max_ms);  /* to the next timer, at most so far; how far it went */
+double mw_vm_next(struct mw_vm *vm);  /* ms to the next timer; -1: there is none */
+bool mw_vm_pending(struct mw_vm *vm); /* a step would do something without time passing */
+double mw_real_seconds(void);         /* monotonic, whatever the loop's clock says */
+
+void mw_vm_capture(struct mw_vm *vm, bool on);
+const char *mw_log_captured(size_t *len);
+void mw_log_capture_clear(void);
+void mw_log_project(void);
+
+struct mw_http_request;
+void mw_http_fake(bool on);
+bool mw_http_fake_pending(void);
+struct mw_http_request *mw_http_fake_next(void);
+const char *mw_http_fake_method(const struct mw_http_request *r);
+const char *mw_http_fake_url(const struct mw_http_request *r);
+const char *mw_http_fake_body(const struct mw_http_request *r, size_t *len);
+const char *mw_http_fake_header(const struct mw_http_request *r, size_t i);
+void mw_http_fake_head(struct mw_http_request *r, const char *line, size_t len);
+void mw_http_fake_answer(struct mw_http_request *r, const char *body, size_t len, double delay_ms);
+void mw_http_fake_fail(struct mw_http_request *r, const char *kind, const char *text);
+
 bool mw_memory_fault(const char *broker, const char *what, double amount);
+uint32_t mw_memory_held(const char *broker); /* acks that hold_ack kept since the last call */
 void mw_memory_cut(const char *broker);
 void mw_memory_keep(const char *broker);
 void mw_memory_drop(const char *broker);

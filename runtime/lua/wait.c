@@ -2,6 +2,7 @@
  * these with it and yields; the answer becomes a completion, which the next tick takes. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/log.h"
 #include "base/uuid.h"
@@ -238,6 +239,20 @@ bool mw_vm_release_key(mw_link *l, const char *channel, const char *group, uint6
 
 double mw_vm_now(mw_vm *vm) { return (double)mw_loop_wall_ms(vm->loop) / 1000; }
 double mw_vm_mono(mw_vm *vm) { return (double)mw_loop_mono_ms(vm->loop) / 1000; }
+void mw_vm_virtual(mw_vm *vm, bool on) { mw_loop_virtual(vm->loop, on); }
+bool mw_vm_is_virtual(mw_vm *vm) { return mw_loop_is_virtual(vm->loop); }
+void mw_vm_set_now(mw_vm *vm, double seconds) { mw_loop_set_wall(vm->loop, (int64_t)(seconds * 1000)); }
+double mw_vm_advance(mw_vm *vm, double max_ms) { return (double)mw_loop_advance(vm->loop, (int64_t)max_ms); }
+double mw_vm_next(mw_vm *vm) { return (double)mw_loop_next_ms(vm->loop); }
+bool mw_vm_pending(mw_vm *vm) { return mw_loop_pending(vm->loop); }
+void mw_vm_capture(mw_vm *vm, bool on) { mw_log_capture(on ? vm->loop : NULL); }
+
+double mw_real_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
 double mw_random01(void) { return (double)(mw_random64() >> 11) / 9007199254740992.0; }
 
 mw_message *mw_message_make(const mw_parts *p, mw_failure *e) {

@@ -45,8 +45,8 @@ describe("docs/cli.md", function()
     for block in page:gmatch "\n```sh run\n(.-)```" do examples[#examples + 1] = block end
     local all = table.concat(examples)
     for _, words in ipairs {
-      "new", "run", "check", "publish", "tail", "dlq ls", "dlq show", "dlq replay", "dlq purge", "completion",
-      "version", "help",
+      "new", "run", "check", "publish", "tail", "dlq ls", "dlq show", "dlq replay", "dlq purge", "dlq spec",
+      "completion", "version", "help",
     } do
       assert.truthy(all:find("moonwire " .. words, 1, true), words)
     end

@@ -151,7 +151,7 @@ describe("publish --lines", function()
   it("says how many were confirmed when the store is full", function()
     local here, lines = cli.workdir(), {}
     for i = 1, 4000 do lines[i] = ("x"):rep(2000) .. i end
-    local words = { "publish", "-b", "embedded:data?size=2MB", "a", "--lines" }
+    local words = { "publish", "-b", "embedded:data?size=4MB", "a", "--lines" }
     local result = here:run(words, { stdin = table.concat(lines, "\n") })
     assert.equal(69, result.code)
     local confirmed = tonumber(result.stderr:match "(%d+) confirmed, %d+ not confirmed by embedded:")

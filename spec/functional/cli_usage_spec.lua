@@ -11,7 +11,7 @@ local function names()
   local list = {}
   for _, name in ipairs(verbs.names()) do
     if name == "dlq" then
-      for _, inner in ipairs { "ls", "show", "replay", "purge" } do list[#list + 1] = { "dlq", inner } end
+      for _, inner in ipairs { "ls", "show", "replay", "purge", "spec" } do list[#list + 1] = { "dlq", inner } end
     end
     list[#list + 1] = { name }
   end
@@ -109,7 +109,7 @@ describe("wrong usage", function()
     refused({}, "usage: moonwire")
     refused({ "pubish" }, 'unknown verb "pubish"; did you mean "publish"?')
     refused({ "--log", "run" }, "unknown flag --log: flags stand after the verb")
-    refused({ "dlq" }, "say which: ls, show, replay, purge")
+    refused({ "dlq" }, "say which: ls, show, replay, purge, spec")
     refused({ "dlq", "relpay" }, 'unknown verb "relpay"; did you mean "replay"?')
     refused({ "help", "chek" }, 'did you mean "check"?')
     refused({ "tail", "--no-folow", "x" }, "unknown flag --no-folow; did you mean --no-follow?")
@@ -160,7 +160,7 @@ describe("completion", function()
 
   it("of bash completes verbs, flags and choices", function()
     assert.equal("publish\n", complete "moonwire pu")
-    assert.truthy(complete("moonwire dlq "):find "ls show replay purge")
+    assert.truthy(complete("moonwire dlq "):find "ls show replay purge spec")
     assert.equal("--dry-run\n", complete "moonwire dlq replay --dr")
     assert.equal("start end\n", complete "moonwire tail --from ")
   end)

@@ -85,6 +85,7 @@ static void wheel_random(void) {
                 CHECK(next <= first, "next() is %llu, a timer is due at %llu", (unsigned long long)next,
                       (unsigned long long)first);
                 CHECK(next > wheel.now, "next() lies in the past");
+                if (first != UINT64_MAX) EQUAL(first, mw_wheel_first(&wheel));
                 clock_now = rnd(3) && next != UINT64_MAX ? next + rnd(3) : clock_now + some_delay();
                 mw_wheel_run(&wheel, clock_now, UINT32_MAX);
                 for (int i = 0; i < N; i++)
@@ -117,6 +118,7 @@ static void wheel_far_future(void) {
             EQUAL(1, m.fired);
             EQUAL(starts[s] + delays[i], wheel.now);
             CHECK(mw_wheel_next(&wheel) == UINT64_MAX, "an empty wheel wants to run");
+            CHECK(mw_wheel_first(&wheel) == UINT64_MAX, "an empty wheel has a timer");
         }
 }
 
@@ -745,6 +747,100 @@ static void random_after_fork(void) { /* workers are forked: they must not make 
     close(fds[1]);
 }
 
+/* ---- the virtual clock ---- */
+
+static int virtual_fired;
+static uint64_t virtual_at[4];
+
+static void virtual_fire(mw_timer *t) {
+    (void)t;
+    virtual_at[virtual_fired++ & 3] = mw_loop_mono_ms(loop);
+}
+
+static void loop_virtual(void) {
+    enum { HOUR = 3600 * 1000 };
+    mw_timer near = {0}, far = {0}, real = {0};
+    virtual_fired = 0;
+    mw_loop_virtual(loop, true);
+    uint64_t start = mw_loop_mono_ms(loop);
+    int64_t wall = mw_loop_wall_ms(loop);
+    EQUAL(-1, mw_loop_next_ms(loop));
+    mw_timer_start(loop, &far, 50ll * 24 * HOUR, virtual_fire); /* beyond the wheel's span */
+    mw_timer_start(loop, &near, HOUR, virtual_fire);
+    EQUAL(HOUR, mw_loop_next_ms(loop));
+    CHECK(!mw_loop_pending(loop), "a timer is no work before its time");
+    usleep(3000);
+    mw_loop_step(loop, 0);
+    mw_loop_now_update(loop);
+    EQUAL(start, mw_loop_mono_ms(loop)); /* real time does not move it */
+    EQUAL(wall, mw_loop_wall_ms(loop));
+    EQUAL(1000, mw_loop_advance(loop, 1000));
+    mw_loop_step(loop, 0);
+    EQUAL(0, virtual_fired);
+    EQUAL(HOUR - 1000, mw_loop_advance(loop, 10ll * HOUR)); /* no further than the timer */
+    CHECK(mw_loop_pending(loop), "what is due is work");
+    mw_loop_step(loop, 1000); /* does not wait */
+    EQUAL(1, virtual_fired);
+    EQUAL(start + HOUR, virtual_at[0]);
+    EQUAL(wall + HOUR, mw_loop_wall_ms(loop));
+    EQUAL(49ll * 24 * HOUR + 23ll * HOUR, mw_loop_advance(loop, INT64_MAX));
+    mw_loop_step(loop, 0);
+    EQUAL(2, virtual_fired);
+    EQUAL(start + 50ull * 24 * HOUR, virtual_at[1]);
+
+    mw_timer_start_real(loop, &real, 2, virtual_fire);
+    for (int i = 0; i < 1000 && virtual_fired < 3; i++) mw_loop_step(loop, 1);
+    EQUAL(3, virtual_fired);
+    EQUAL(start + 50ull * 24 * HOUR, virtual_at[2]);
+
+    mw_loop_set_wall(loop, 1000);
+    EQUAL(1000, mw_loop_wall_ms(loop));
+    mw_loop_outside(loop, 1);
+    CHECK(mw_loop_pending(loop), "the world may answer");
+    mw_loop_outside(loop, -1);
+
+    mw_timer_start(loop, &near, 2, virtual_fire); /* and back: it keeps its distance */
+    mw_loop_virtual(loop, false);
+    CHECK(mw_loop_mono_ms(loop) >= start + 50ull * 24 * HOUR, "the monotonic clock went back");
+    CHECK(mw_loop_wall_ms(loop) >= wall && mw_loop_wall_ms(loop) < wall + HOUR,
+          "the wall clock is not the real one");
+    for (int i = 0; i < 1000 && virtual_fired < 4; i++) mw_loop_step(loop, 1);
+    EQUAL(4, virtual_fired);
+    EQUAL(0, mw_loop_advance(loop, 1000)); /* real time cannot be moved */
+}
+
+static void log_capture(void) {
+    size_t len;
+    mw_log_setup(MW_LOG_LOGFMT, MW_SILENT);
+    CHECK(!mw_log_wants(MW_ERROR), "silent is not silent");
+    mw_loop_virtual(loop, true);
+    mw_log_capture(loop);
+    CHECK(mw_log_wants(MW_DEBUG), "what is captured is not wanted");
+    char want[300];
+    snprintf(want, sizeof want,
+             "{\"at\":%llu,\"project\":true,\"level\":\"debug\",\"msg\":\"a \\\"b\\\"\",\"fields\":{"
+             "\"n\":1,\"x\":0.5,\"bad\":\"nan\",\"t\":\"?\"}}\n"
+             "{\"at\":%llu,\"project\":false,\"level\":\"error\",\"msg\":\"c\",\"fields\":{}}\n",
+             (unsigned long long)mw_loop_mono_ms(loop), (unsigned long long)mw_loop_mono_ms(loop));
+    mw_log_project();
+    mw_log_begin(MW_DEBUG, "a \"b\"");
+    mw_log_int("n", 1);
+    mw_log_num("x", 0.5);
+    mw_log_num("bad", 0.0 / 0.0);
+    mw_log_str("t", "\xff", 1);
+    mw_log_end();
+    mw_log_begin(MW_ERROR, "c");
+    mw_log_end();
+    const char *got = mw_log_captured(&len);
+    CHECK(len == strlen(want) && memcmp(got, want, len) == 0, "captured: %.*s", (int)len, got);
+    mw_log_capture_clear();
+    mw_log_captured(&len);
+    EQUAL(0, len);
+    mw_log_capture(NULL);
+    mw_loop_virtual(loop, false);
+    mw_log_setup(MW_LOG_LOGFMT, MW_INFO);
+}
+
 static const test tests[] = {
     {"wheel_random", wheel_random},
     {"wheel_far_future", wheel_far_future},
@@ -760,10 +856,12 @@ static const test tests[] = {
     {"loop_io", loop_io},
     {"loop_wake", loop_wake},
     {"loop_signal", loop_signal},
+    {"loop_virtual", loop_virtual},
     {"log_logfmt", log_logfmt},
     {"log_json", log_json},
     {"log_hostile", log_hostile},
     {"log_long", log_long},
+    {"log_capture", log_capture},
     {"text_cache", text_cache},
     {"uuids", uuids},
     {"random_after_fork", random_after_fork},

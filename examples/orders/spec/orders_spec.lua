@@ -1,4 +1,4 @@
--- The story of the demo: `moonwire test` runs the project in the real core, on a memory broker.
+-- The story of the demo: `moonwire test` runs the project in the real core, on a memory broker and a virtual clock.
 local testing = require "moonwire.testing"
 
 local function order(item, quantity, email)
@@ -8,7 +8,7 @@ end
 describe("orders", function()
   local app
 
-  before_each(function() app = testing.start { env = { RETRY_BASE = "0.02" } } end)
+  before_each(function() app = testing.start() end)
   after_each(function() app:stop() end)
 
   it("sends an email for an order", function()
@@ -28,26 +28,21 @@ describe("orders", function()
     local texts = {} -- in the order in which they were sent
     for i, mail in ipairs(app:published "email.sent.v1") do texts[i] = mail.data.text end
     assert.same({ "1 x spoon is on its way", "1 x kettle is on its way", "1 x cup is on its way" }, texts)
-    assert.equal(2, app:status("orders").retried)
-    assert.same({}, app:dead "orders")
+    assert.retried(app, "orders", { 0.5, 1 })
+    assert.dead(app, "orders", 0)
   end)
 
   it("keeps what does not exist as a dead letter, with the reason", function()
     app:publish("order.created.v1", order "unicorn")
     app:settle()
-    local dead = app:dead "orders"
-    assert.equal(1, #dead)
-    assert.equal("business", dead[1].headers["mw-dead-class"])
-    assert.equal("no such item: unicorn", dead[1].headers["mw-dead-reason"])
-    assert.same({}, app:published "email.sent.v1")
+    assert.dead(app, "orders", { class = "business", reason = "no such item: unicorn" })
+    assert.published(app, "email.sent.v1", {})
   end)
 
   it("never sees an order that does not fit the schema", function()
     app:publish("order.created.v1", { email = "dan@example.org", item = "spoon" })
     app:settle()
-    local dead = app:dead "orders"
-    assert.equal("invalid", dead[1].headers["mw-dead-class"])
-    assert(dead[1].headers["mw-dead-reason"]:find 'required property "quantity" is missing')
+    assert.dead(app, "orders", { class = "invalid", reason = 'required property "quantity" is missing' })
   end)
 
   it("skips the same id", function()
@@ -55,13 +50,21 @@ describe("orders", function()
     app:settle()
     assert.equal(1, app:handled "orders")
     assert.equal(1, app:status("orders").deduped)
-    assert.equal(1, #app:published "email.sent.v1")
+    assert.published(app, "email.sent.v1", 1)
+  end)
+
+  it("forgets an id after ten minutes", function()
+    app:publish("order.created.v1", order "cup", { id = "o-1" })
+    app:advance(601)
+    app:publish("order.created.v1", order "cup", { id = "o-1" })
+    app:settle()
+    assert.handled(app, "orders", 2)
   end)
 
   it("loses nothing when it is killed, and counts the attempt", function()
     app:publish("order.created.v1", order("cup", 2), { key = "ann", id = "o-1" })
-    app:crash()
+    app:crash "before_ack"
     app:settle()
-    assert.equal(1, #app:published "email.sent.v1")
+    assert.published(app, "email.sent.v1", 1)
   end)
 end)

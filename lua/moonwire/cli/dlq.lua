@@ -140,7 +140,7 @@ local show = {
 
 return {
   name = "dlq",
-  summary = "Looks at dead letters, sends them back, removes them.",
-  verbs = { ls, show, require "moonwire.cli.replay", require "moonwire.cli.purge" },
+  summary = "Looks at dead letters, sends them back, removes them, makes specs of them.",
+  verbs = { ls, show, require "moonwire.cli.replay", require "moonwire.cli.purge", require "moonwire.cli.dlq_spec" },
   examples = { "moonwire dlq ls --broker embedded:data orders.dead" },
 }

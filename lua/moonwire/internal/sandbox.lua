@@ -1,6 +1,7 @@
 --- The world of user scripts: standard Lua without ffi, debug, os.execute and io.popen; text chunks only; a global by
 --- accident is an error. It
 --- keeps honest people from accidents; it is not a prison for hostile code.
+local C = require "moonwire.internal.cdef"
 local nearest = require "moonwire.internal.nearest"
 local wait = require "moonwire.internal.wait"
 
@@ -20,6 +21,18 @@ local function yield(...)
   return coroutine.yield(...)
 end
 
+-- In specs time is virtual; elsewhere a loop that waits for os.time must see it pass.
+local function virtual_now()
+  if C.mw_vm_is_virtual(wait.vm) then return math.floor(C.mw_vm_now(wait.vm)) end
+end
+
+local function time(fields)
+  if fields ~= nil then return os.time(fields) end
+  return virtual_now() or os.time()
+end
+
+local function date(format, when) return os.date(format, when or virtual_now() or os.time()) end
+
 local function standard()
   local world = pick(_G, [[assert error ipairs next pairs pcall print rawequal rawget rawset select setmetatable
     getmetatable tonumber tostring type unpack xpcall _VERSION]])
@@ -28,6 +41,7 @@ local function standard()
   world.math = pick(math, [[abs acos asin atan atan2 ceil cos cosh deg exp floor fmod frexp huge ldexp log log10 max min
     modf pi pow rad random randomseed sin sinh sqrt tan tanh]])
   world.os = pick(os, "clock date difftime getenv remove rename time tmpname")
+  world.os.time, world.os.date = time, date
   world.io = pick(io, "open lines read write type stdout stderr stdin close")
   world.coroutine = pick(coroutine, "create resume running status wrap")
   world.coroutine.yield = yield

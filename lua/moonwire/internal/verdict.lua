@@ -1,7 +1,7 @@
 --- What a handler answers. Returning nothing is the ack; these are the other words.
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
-local log = require "moonwire.log"
+local log = require "moonwire.internal.log"
 local wait = require "moonwire.internal.wait"
 
 local M = {}
@@ -103,7 +103,7 @@ local warned = {}
 function M.odd(pipeline, value)
   if warned[pipeline] then return end
   warned[pipeline] = true
-  log.warn("the handler returned a value that means nothing", {
+  log.write(log.LEVELS.warn, "the handler returned a value that means nothing", {
     pipeline = pipeline, value = type(value), hint = "return nothing, or mw.retry, mw.reject, mw.drop",
   })
 end

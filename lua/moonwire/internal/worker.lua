@@ -4,7 +4,7 @@
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
 local ffi = require "ffi"
-local log = require "moonwire.log"
+local log = require "moonwire.internal.log"
 local json = require "moonwire.json"
 local message = require "moonwire.internal.message"
 local verdict = require "moonwire.internal.verdict"
@@ -16,12 +16,12 @@ local take, ack, attempt_of, message_of = C.mw_pipeline_take, C.mw_delivery_ack,
   C.mw_delivery_message
 local wrap = message.wrap
 local yield = coroutine.yield
-local DEBUG = 0
 
 -- Only the text of an error decides; the way to it is for those who ask for it, with --log-level debug.
 local function with_trace(err)
-  if C.mw_log_wants(DEBUG) then
-    log.debug("the handler raised an error", { error = tostring(err), trace = debug.traceback("", 2) })
+  if C.mw_log_wants(log.LEVELS.debug) then
+    local fields = { error = tostring(err), trace = debug.traceback("", 2) }
+    log.write(log.LEVELS.debug, "the handler raised an error", fields)
   end
   return err
 end

@@ -59,7 +59,8 @@ struct mem_channel {
 };
 
 typedef struct mem_faults { /* each counts down */
-    uint32_t fail_publish, fail_settle, lose_ack, duplicate, reorder, fail_claim;
+    uint32_t fail_publish, fail_settle, lose_ack, hold_ack, duplicate, reorder, fail_claim;
+    uint32_t held;    /* acks that hold_ack kept */
     int64_t delay_ms; /* of every answer, while set */
 } mem_faults;
 

@@ -13,11 +13,9 @@ bool mw_memory_fault(const char *broker, const char *what, double amount) {
     const struct {
         const char *name;
         uint32_t *count;
-    } counts[] = {{"fail_publish", &f->fail_publish},
-                  {"fail_settle", &f->fail_settle},
-                  {"lose_ack", &f->lose_ack},
-                  {"duplicate", &f->duplicate},
-                  {"reorder", &f->reorder}};
+    } counts[] = {{"fail_publish", &f->fail_publish}, {"fail_settle", &f->fail_settle},
+                  {"lose_ack", &f->lose_ack},         {"hold_ack", &f->hold_ack},
+                  {"duplicate", &f->duplicate},       {"reorder", &f->reorder}};
     bool known = strcmp(what, "delay_ms") == 0;
     if (known) f->delay_ms = (int64_t)amount;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
@@ -27,6 +25,14 @@ bool mw_memory_fault(const char *broker, const char *what, double amount) {
     }
     mem_broker_release(b);
     return known;
+}
+
+uint32_t mw_memory_held(const char *broker) {
+    mem_broker *b = borrow(broker);
+    uint32_t held = b->faults.held;
+    b->faults.held = 0;
+    mem_broker_release(b);
+    return held;
 }
 
 void mw_memory_cut(const char *broker) {

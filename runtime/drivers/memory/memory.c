@@ -261,6 +261,10 @@ static void memory_settle(mw_sub *sub, const mw_settlement *list, size_t count) 
     mem_faults *f = &s->conn->broker->faults;
     for (size_t k = 0; k < count; k++) {
         mem_answer a = {.kind = MEM_SETTLED, .source = s->source, .cookie = list[k].cookie};
+        if (list[k].op == MW_SETTLE_ACK && strikes(&f->hold_ack)) {
+            f->held++; /* on its way for ever: the worker is about to die */
+            continue;
+        }
         if (strikes(&f->fail_settle)) {
             a.code = MW_ECLOSED;
             a.text = "injected: the broker did not take the settlement";
@@ -349,6 +353,7 @@ static void memory_dedupe(mw_conn *conn, const mw_dedupe *list, size_t count) {
             mw_claim got = claim(c->broker, key, list[i].ttl_ms);
             answer(c, (mem_answer){.kind = MEM_CLAIMED, .cookie = list[i].cookie, .claim = got});
         } else if (list[i].op == MW_DEDUPE_DONE) {
+            if (c->broker->faults.hold_ack) continue; /* it goes with an ack that will not arrive */
             done(c->broker, list[i].key, list[i].key_len, list[i].ttl_ms);
         } else if (r && !r->done) {
             free(mw_map_remove(&c->broker->records, key));

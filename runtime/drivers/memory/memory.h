@@ -43,10 +43,11 @@ void mem_browse(mw_conn *conn, const mw_browse *b);
 void mem_remove(mw_conn *conn, const mw_removal *r);
 void mem_release_key(mw_conn *conn, const char *channel, const char *group, uint64_t lane);
 
-/* faults.c: for specs. `what` is one of fail_publish, fail_settle, lose_ack, duplicate, reorder, delay_ms;
- * false when it is none of them. */
+/* faults.c: for specs. `what` is one of fail_publish, fail_settle, lose_ack, hold_ack, duplicate, reorder,
+ * delay_ms; false when it is none of them. */
 bool mw_memory_fault(const char *broker, const char *what, double amount);
-void mw_memory_cut(const char *broker); /* every consumer loses its connection and gets a new one */
+uint32_t mw_memory_held(const char *broker); /* acks that hold_ack kept since the last call */
+void mw_memory_cut(const char *broker);      /* every consumer loses its connection and gets a new one */
 void mw_memory_keep(
     const char *broker); /* survives the closing of its last connection, until mw_memory_drop */
 void mw_memory_drop(const char *broker);
