@@ -210,6 +210,15 @@ static void begin(void) {
 
 static void turn(void) { mw_loop_step(loop, 0); }
 
+/* Time is virtual: it passes here, timer by timer, and nowhere else. */
+static void pass(int64_t ms) {
+    turn();
+    while (ms > 0) {
+        ms -= mw_loop_advance(loop, ms);
+        turn();
+    }
+}
+
 static void end(void) { /* whatever is left must be freed without the broker's help */
     mw_pipeline_abandon(p);
     mw_link_close(from);
@@ -333,7 +342,7 @@ static void publish(mw_delivery *d, mw_link *link, const char *channel) {
 #define WAIT_FOR(condition)                                                                                  \
     do {                                                                                                     \
         bool held_ = false;                                                                                  \
-        for (int tries_ = 0; tries_ < 400 && !(held_ = !!(condition)); tries_++) mw_loop_step(loop, 10);     \
+        for (int tries_ = 0; tries_ < 400 && !(held_ = !!(condition)); tries_++) pass(10);                   \
         CHECK(held_, "%s did not come in time", #condition);                                                 \
     } while (0)
 
@@ -993,7 +1002,7 @@ static void fence_in_every_state(void) {
     EQUAL(settles + 1, fake.settle_count); /* only the try that was under way */
     EQUAL(8, counters().fenced);
     EQUAL(3, counters().handled); /* 4, 5 and 7; the verdict on 1 was discarded */
-    usleep(15000);
+    pass(15);
     turn();
     turn();
     take(0);
@@ -1133,8 +1142,8 @@ static void drain_while_held(void) { /* the broker takes its time: the held retr
     answer(1, NULL);
     mw_pipeline_drain(p);
     expect(1, MW_SETTLE_RELEASE);
-    usleep(30000);
-    for (int i = 0; i < 3; i++) mw_loop_step(loop, 10);
+    pass(30);
+    for (int i = 0; i < 3; i++) pass(10);
     mw_core_host.fence(fake.source, MW_UNIT_ALL);
     EQUAL(1, mw_pipeline_in_flight(p)); /* its settlement is under way: it is not ours to free */
     answer(1, &fenced);
@@ -1330,7 +1339,7 @@ static void breaker_with_running_ones(void) {
     for (uint64_t tag = 1; tag <= 4; tag++) deliver(tag, NULL);
     mw_delivery *a = take(1), *slow = take(2);
     fail_with(a, "outage", "down");
-    usleep(40000);
+    pass(40);
     turn();
     turn();
     take(0); /* half open, but one from before still runs: it is the probe */
@@ -1426,7 +1435,7 @@ static void batch_after_fence(void) { /* the wait of a batch that went away is n
     mw_delivery *out[10];
     deliver(1, NULL);
     mw_core_host.fence(fake.source, MW_UNIT_ALL);
-    usleep(30000);
+    pass(30);
     turn();
     turn();
     deliver(2, NULL);
@@ -1452,7 +1461,7 @@ static void deadlines(void) {
     CHECK(!mw_pipeline_expired(p, NULL), "one too many");
     fail_with(a, "timeout", "timed out");
     EQUAL(1, expect(1, MW_SETTLE_RETRY)->attempt);
-    usleep(30000);
+    pass(30);
     turn();
     EQUAL(1, expired_events); /* 3 never waited: nothing interrupts it */
     mw_delivery_wait(busy);
@@ -1722,7 +1731,7 @@ static void soak_run(unsigned can, bool fences) {
         case 4: soak_verdict(); break;
         case 5: soak_answer(); break;
         case 6: soak_publish_answer(); break;
-        default: compact(); mw_loop_step(loop, running_count || fake.settle_count || fake.pub_count ? 0 : 2);
+        default: compact(); pass(running_count || fake.settle_count || fake.pub_count ? 0 : 2);
         }
         if (fences && ++in_epoch > 500 && rnd(500) == 0) {
             soak_fence();
@@ -1815,6 +1824,7 @@ static const test tests[] = {
 int main(int argc, char **argv) {
     mw_log_setup(MW_LOG_LOGFMT, MW_SILENT);
     loop = mw_loop_new();
+    mw_loop_virtual(loop, true);
     int code = run_tests(tests, argc, argv);
     mw_text_cache_clear();
     mw_loop_free(loop);
