@@ -23,3 +23,6 @@ void mw_log_num(const char *key, double value);
 void mw_log_end(void);
 
 void mw_log_flush(void);
+
+/* The last words, from a signal handler before _exit: what is gathered, then an error line. */
+void mw_log_last(const char *text, const char *pipeline, const char *id, size_t id_len);
