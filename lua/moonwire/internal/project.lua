@@ -49,7 +49,7 @@ local RETAIN = { age = { kind = "seconds", min = 0.001 }, count = { kind = "inte
 local SETTINGS = {
   drain = { kind = "seconds", default = 25 },
   watchdog = { kind = "boolean", default = true },
-  memory = { kind = "bytes", min = 16 * 1024 * 1024, default = 2 ^ 30 },
+  memory = { kind = "bytes", min = 16 * 1024 * 1024, default = "1GB" },
 }
 
 --- Where in the project the caller's caller stands.
@@ -305,7 +305,7 @@ function M.read(dir, options)
   options = options or {}
   local self = {
     dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {}, pipelines = {},
-    by_name = {}, declared = {}, settings = { drain = 25, watchdog = true, memory = 2 ^ 30 }, rewritten = options.rewrite and rewriter(options.rewrite),
+    by_name = {}, declared = {}, settings = { drain = 25, watchdog = true, memory = "1GB" }, rewritten = options.rewrite and rewriter(options.rewrite),
   }
   local mw
   self.sandbox = sandbox.new(dir, function(name)
