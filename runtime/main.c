@@ -3,13 +3,25 @@
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 
 #include "base/log.h"
 #include "lua/core.h"
 #include "lua/vm.h"
 
+/* LuaJIT counts the levels of its own stack only. What recurses through C (a callback of gsub that calls
+ * gsub) reaches that limit within 60 MB of C stack; the system keeps 128 MB of addresses free for it. */
+static void widen_stack(void) {
+    struct rlimit limit;
+    const rlim_t enough = 100 << 20;
+    if (getrlimit(RLIMIT_STACK, &limit) || limit.rlim_cur >= enough) return;
+    limit.rlim_cur = limit.rlim_max < enough ? limit.rlim_max : enough;
+    setrlimit(RLIMIT_STACK, &limit);
+}
+
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
+    widen_stack();
     mallopt(M_MMAP_THRESHOLD, 64 << 20); /* a body of a megabyte must not cost an mmap per string */
     mw_site *site = mw_site_new(mw_core_loop(), NULL, NULL);
     mw_vm *vm = mw_site_prepare(site);

@@ -231,6 +231,48 @@ void mw_log_end(void) {
     if (line.len > FLUSH_AT) mw_log_flush();
 }
 
+/* ---- from a signal handler, right before the end: nothing here allocates or locks ---- */
+
+static void last_write(const char *text, size_t len) {
+    while (len) {
+        ssize_t n = write(STDERR_FILENO, text, len);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return;
+        text += n;
+        len -= (size_t)n;
+    }
+}
+
+static size_t last_value(char *out, const char *value, size_t len) {
+    size_t n = 0;
+    out[n++] = '"';
+    for (size_t i = 0; i < len && i < KEY_MAX; i++) {
+        unsigned char c = (unsigned char)value[i];
+        out[n++] = c < ' ' || c == '"' || c == '\\' || c == 0x7f ? '?' : (char)c;
+    }
+    out[n++] = '"';
+    return n;
+}
+
+void mw_log_last(const char *text, const char *pipeline, const char *id, size_t id_len) {
+    bool json = format == MW_LOG_JSON;
+    char out[4 * KEY_MAX + 128];
+    size_t n = 0;
+    const char *names[] = {json ? "{\"level\":\"error\",\"msg\":" : "level=error msg=",
+                           json ? ",\"pipeline\":" : " pipeline=", json ? ",\"id\":" : " id="};
+    const char *values[] = {text, pipeline, id};
+    size_t lengths[] = {strlen(text), strlen(pipeline), id_len};
+    for (size_t i = 0; i < 3; i++) {
+        size_t name = strlen(names[i]);
+        memcpy(out + n, names[i], name);
+        n += name;
+        n += last_value(out + n, values[i], lengths[i]);
+    }
+    memcpy(out + n, "}\n", 2);
+    last_write(line.data, line.len);
+    last_write(json ? out : (out[n] = '\n', out), n + (json ? 2 : 1));
+}
+
 void mw_log_flush(void) {
     for (size_t at = 0; at < line.len;) {
         ssize_t n = write(STDERR_FILENO, line.data + at, line.len - at);

@@ -31,3 +31,6 @@ void mw_log_capture(struct mw_loop *clock); /* NULL ends it and forgets what is 
 const char *mw_log_captured(size_t *len);   /* valid until the next line */
 void mw_log_capture_clear(void);
 void mw_log_project(void); /* the next line is the project's */
+
+/* The last words, from a signal handler before _exit: what is gathered, then an error line. */
+void mw_log_last(const char *text, const char *pipeline, const char *id, size_t id_len);

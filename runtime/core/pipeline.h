@@ -60,6 +60,10 @@ void mw_pipeline_budget(mw_pipeline *p, uint32_t messages); /* at the start of a
 
 /* [lua] The handler waits: from now on its deadline runs. false: it has passed already. */
 bool mw_delivery_wait(mw_delivery *d);
+/* The deadline of a handler that computes is somebody else's to watch. */
+int64_t mw_delivery_left(const mw_delivery *d); /* ms; the whole timeout while no handler has it */
+void mw_delivery_set_late(mw_delivery *d);      /* from a signal handler too */
+bool mw_delivery_late(const mw_delivery *d);
 /* [lua] A delivery that this owner took and whose deadline passed while it waited, or NULL. */
 mw_delivery *mw_pipeline_expired(mw_pipeline *p, const void *owner);
 

@@ -62,6 +62,7 @@ struct mw_delivery {
     uint8_t mark;  /* mw_mark to set with the ack */
     bool fenced : 1, counted : 1, hold : 1, failed_publish : 1, refused_publish : 1, dead_letter : 1,
         replay : 1, expired : 1, marked : 1;
+    bool late; /* not a bit: a signal handler sets it */
 };
 
 typedef struct mw_list {

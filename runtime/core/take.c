@@ -48,6 +48,7 @@ static mw_delivery *begin(mw_pipeline *p) {
     p->ready_count--;
     d->state = MW_D_RUNNING;
     d->deadline = mw_loop_mono_ms(p->loop) + (uint64_t)p->spec.timeout_ms;
+    d->late = false;
     d->taker = p->events.owner;
     d->running = p->events.running;
     if (d->running) ++*d->running;
@@ -90,7 +91,16 @@ void mw_delivery_end_run(mw_delivery *d) {
     mw_timer_stop(&d->timer);
 }
 
-/* ---- deadlines of handlers that wait ---- */
+/* ---- deadlines ---- */
+
+int64_t mw_delivery_left(const mw_delivery *d) {
+    if (d->state != MW_D_RUNNING) return d->pipeline->spec.timeout_ms;
+    int64_t left = (int64_t)(d->deadline - mw_loop_mono_ms(d->pipeline->loop));
+    return left > 0 ? left : 0;
+}
+
+void mw_delivery_set_late(mw_delivery *d) { d->late = true; }
+bool mw_delivery_late(const mw_delivery *d) { return d->late; }
 
 static void deadline_passed(mw_timer *t) {
     mw_delivery *d = mw_container_of(t, mw_delivery, timer);

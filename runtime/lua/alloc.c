@@ -54,6 +54,7 @@ void *mw_alloc_lua(void *alloc, void *block, size_t old, size_t size) {
     mw_alloc *a = alloc;
     void *result = NULL;
     if (!block) old = 0; /* Lua passes a kind there */
+    if (size > old && a->cap && size - old > a->cap - (a->bytes < a->cap ? a->bytes : a->cap)) return NULL;
     if (!size) {
         if (block && old <= MW_ALLOC_SMALL)
             small_free(a, block, old);
@@ -67,7 +68,17 @@ void *mw_alloc_lua(void *alloc, void *block, size_t old, size_t size) {
         if (!result) return NULL;
     }
     a->bytes += size - old;
+    if (a->level && a->bytes > a->level) {
+        a->level = 0;
+        a->crowded(a);
+    }
     return result;
+}
+
+void mw_alloc_limit(mw_alloc *a, size_t bytes, void (*crowded)(mw_alloc *a)) {
+    a->limit = bytes;
+    a->cap = 2 * bytes + (64 << 20);
+    a->crowded = crowded;
 }
 
 void mw_alloc_free(mw_alloc *a) {

@@ -25,6 +25,12 @@ bool mw_pipeline_more(const struct mw_pipeline *p);
 void mw_delivery_no_lane(struct mw_delivery *d, const char *reason, size_t reason_len);
 void mw_delivery_set_lane(struct mw_delivery *d, const char *key, size_t len, bool has_key);
 bool mw_delivery_wait(struct mw_delivery *d);
+/* A handler's own code runs between these: on its deadline, and within the memory limit. leave: its deadline
+ * has passed, whatever it says; d may be NULL. */
+void mw_vm_enter(struct mw_vm *vm, struct mw_delivery *d);
+bool mw_vm_leave(struct mw_vm *vm, struct mw_delivery *d);
+bool mw_vm_breaking(void); /* a handler is being broken: its errors are not for its coroutines to swallow */
+void mw_vm_limits(struct mw_vm *vm, bool watched, double memory);
 void mw_delivery_ack(struct mw_delivery *d);
 void mw_delivery_retry(struct mw_delivery *d, int64_t after_ms, const char *class_name, const char *reason,
                        size_t len);

@@ -91,6 +91,10 @@ void mw_modules_open(mw_vm *vm) {
     preload(L, "moonwire.json.core", luaopen_moonwire_json_core);
     lua_pushlightuserdata(L, vm);
     lua_setfield(L, LUA_REGISTRYINDEX, "moonwire.vm");
+    lua_pushliteral(L, "the handler's deadline has passed");
+    lua_setfield(L, LUA_REGISTRYINDEX, "moonwire.deadline");
+    lua_pushliteral(L, "not enough memory"); /* Lua's own words */
+    lua_setfield(L, LUA_REGISTRYINDEX, "moonwire.memory");
     lua_pushcfunction(L, l_source);
     lua_setfield(L, LUA_REGISTRYINDEX, "moonwire.source");
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "lua/vm.h"
+#include "lua/deadline.h"
 
 typedef struct held_link {
     mw_link *link;
@@ -237,6 +238,7 @@ int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
     mw_vm *old = s->current;
     s->current = vm;
     if (old) mw_vm_retire(old);
+    mw_deadline_own(vm);
     mw_vm_wake(vm);
     return 0;
 }

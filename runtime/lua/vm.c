@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "http/http.h"
+#include "lua/deadline.h"
 
 mw_vm *mw_vm_new(mw_site *site, uint32_t generation) {
     mw_vm *vm = calloc(1, sizeof *vm);
@@ -28,6 +29,7 @@ static mw_link *link_at(const mw_vm *vm, size_t i) { return ((mw_link **)(void *
 
 void mw_vm_free(mw_vm *vm) {
     if (!vm) return;
+    mw_deadline_disown(vm);
     mw_deferred_cancel(vm->loop, &vm->ticking);
     for (size_t i = 0; i < mw_vm_plans(vm); i++) {
         mw_plan *plan = mw_vm_plan(vm, i);
@@ -76,12 +78,14 @@ static void tick(mw_deferred *d) {
     mw_vm *vm = mw_container_of(d, mw_vm, ticking);
     if (vm->tick == LUA_NOREF) return;
     mw_error e;
+    mw_vm *before = mw_deadline_begin(vm);
     lua_rawgeti(vm->L, LUA_REGISTRYINDEX, vm->tick);
     if (mw_vm_call(vm->L, 0, 0, &e)) { /* handlers run protected: a fault of ours; say it loudly and go on */
         mw_log_begin(MW_ERROR, "internal error in the dispatcher");
         mw_log_text("error", e.text);
         mw_log_end();
     }
+    mw_deadline_end(before);
     for (size_t i = 0; i < mw_vm_plans(vm); i++) mw_pipeline_flush(mw_vm_plan(vm, i)->p);
     if (vm->retired && !vm->running && !vm->waits) mw_site_retire(vm->site, vm);
 }

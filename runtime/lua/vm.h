@@ -36,7 +36,8 @@ struct mw_vm {
     uint32_t generation;
     uint32_t running; /* deliveries that its handlers have */
     mw_alloc alloc;
-    bool retired;
+    bool retired, watched; /* watched: see watch.h */
+    bool crowded;          /* its handler is over the memory limit */
 };
 
 mw_vm *mw_vm_new(mw_site *site, uint32_t generation);

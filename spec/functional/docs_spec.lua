@@ -215,7 +215,7 @@ end
 
 local function shown(default)
   if type(default) == "string" then return ('"%s"'):format(default) end
-  return ("%.14g"):format(default)
+  return type(default) == "number" and ("%.14g"):format(default) or tostring(default)
 end
 
 describe("docs/configuration.md", function()

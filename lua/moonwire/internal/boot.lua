@@ -2,6 +2,7 @@
 --- handlers.
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
+local fields = require "moonwire.internal.fields"
 local ffi = require "ffi"
 local json = require "moonwire.json"
 local message = require "moonwire.internal.message"
@@ -58,6 +59,7 @@ local function with_dedupe(run, settings)
 end
 
 local function failed(err)
+  err = verdict.out_of_memory(err) or err
   if fault.is(err) then return verdict.retry { reason = err.text, class = err.class, after = err.after } end
   return verdict.retry { reason = fault.text(err) }
 end
@@ -157,6 +159,9 @@ return function(options)
   local read = project.read(options.dir, { rewrite = options.rewrite, overrides = overrides })
   if #read.problems > 0 then return nil, table.concat(read.problems, "\n") end
   if options.check then return true, #read.pipelines end
+  local memory = fields.bytes(read.settings.memory)
+  C.mw_vm_limits(wait.vm, read.settings.watchdog, memory)
+  verdict.memory_limit = memory
   local ok, err = open(read)
   if not ok then return nil, "!" .. err end
   for _, p in ipairs(read.pipelines) do

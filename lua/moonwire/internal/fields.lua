@@ -44,6 +44,22 @@ function kinds.seconds(value, rule)
   return ok, min > 0 and ("seconds, %g or more"):format(min) or "seconds, 0 or more"
 end
 
+local UNITS = { [""] = 1, KB = 2 ^ 10, MB = 2 ^ 20, GB = 2 ^ 30 }
+
+--- "256MB" or 268435456 -> 268435456; nil for anything else.
+function M.bytes(value)
+  if type(value) == "number" then return value == math.floor(value) and value or nil end
+  local number, unit = tostring(value):match "^(%d+%.?%d*)%s?(%a*)$"
+  local factor = UNITS[unit and unit:upper()]
+  return factor and math.floor(tonumber(number) * factor)
+end
+
+function kinds.bytes(value, rule)
+  local bytes = M.bytes(value)
+  local least = ("%dMB"):format(rule.min / 2 ^ 20)
+  return bytes and bytes >= rule.min and bytes <= 2 ^ 46, ('bytes, or a text such as "256MB", from %s on'):format(least)
+end
+
 function kinds.number(value, rule)
   local ok = type(value) == "number" and value >= rule.min and value <= rule.max
   return ok, ("a number from %g to %g"):format(rule.min, rule.max)

@@ -49,7 +49,11 @@ local DEDUPE = {
   store = { kind = "any" },
 }
 local RETAIN = { age = { kind = "seconds", min = 0.001 }, count = { kind = "integer", min = 1, max = 1e12 } }
-local SETTINGS = { drain = { kind = "seconds", default = 25 } }
+local SETTINGS = {
+  drain = { kind = "seconds", default = 25 },
+  watchdog = { kind = "boolean", default = true },
+  memory = { kind = "bytes", min = 16 * 1024 * 1024, default = "1GB" },
+}
 
 --- Where in the project the caller's caller stands.
 local function position(self, what)
@@ -317,8 +321,8 @@ function M.read(dir, options)
   options = options or {}
   local self = {
     dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {},
-    pipelines = {},
-    by_name = {}, declared = {}, settings = { drain = 25 }, rewritten = options.rewrite and rewriter(options.rewrite),
+    pipelines = {}, by_name = {}, declared = {}, settings = { drain = 25, watchdog = true, memory = "1GB" },
+    rewritten = options.rewrite and rewriter(options.rewrite),
   }
   local mw
   self.sandbox = sandbox.new(dir, function(name)

@@ -15,7 +15,7 @@ local BUDGET = 512 -- messages per pipeline and turn, so that timers and sockets
 M.pipelines = {} -- of worker.lua's objects
 
 --- Runs a task until it waits or ends.
----@return "waits"|"idle"|"ended" state, any error
+---@return "waits"|"idle"|"spent"|"ended" state, any error
 local function resume(task, ...)
   local before = wait.current
   wait.current = task
@@ -23,7 +23,22 @@ local function resume(task, ...)
   wait.current = before
   if not ok then return "ended", state end
   if state == true then return "waits" end
-  return state == "idle" and "idle" or "ended"
+  return (state == "idle" or state == "spent") and state or "ended"
+end
+
+-- LuaJIT turns hooks off inside of a hook, and on again when its error is caught; the end of a coroutine is no catch.
+local function rethrow(task, ...)
+  local state, err = resume(task, ...)
+  if C.mw_vm_breaking() then error(err, 0) end
+  return state, err
+end
+
+--- A child of mw.all goes on, on the deadline of its handler.
+local function resume_child(task, ...)
+  local ok, state, err = pcall(rethrow, task, ...)
+  C.mw_vm_leave(vm, nil)
+  if not ok then return "ended", state end
+  return state, err
 end
 
 --- Starts a task of its own: a child of mw.all, a command of the CLI. `on_end(error|nil)` is called when it is over.
@@ -32,6 +47,8 @@ function M.spawn(fn, parent, on_end)
   -- What fn returns must not be taken for what a waiting task yields.
   local task = { parent = parent, on_end = on_end, co = coroutine.create(function() fn() end) }
   local state, err = resume(task)
+  local delivery = parent and wait.delivery(parent)
+  if delivery then C.mw_vm_enter(vm, delivery) end -- the child waits, the one that started it does not
   if state == "ended" then
     task.over = true
     on_end(err, task)
@@ -43,7 +60,8 @@ local function complete()
   while C.mw_vm_completion(vm, done) do
     local task = wait.take(done.waiter)
     if task then
-      local state, err = resume(task, done.value, done.object, done.error ~= nil and ffi.string(done.error) or nil,
+      local go_on = task.parent and resume_child or resume
+      local state, err = go_on(task, done.value, done.object, done.error ~= nil and ffi.string(done.error) or nil,
         done.retryable)
       if state == "idle" then
         task.workers[#task.workers + 1] = task
@@ -69,7 +87,7 @@ local function dispatch(p)
     elseif state == "ended" then
       error(err) -- the worker itself failed: a fault of the library
     end
-  until state == "idle"
+  until state == "idle" -- or "waits", or "spent": the next one goes on
   if C.mw_pipeline_more(p.handle) then C.mw_vm_wake(vm) end
 end
 

@@ -33,6 +33,32 @@ end
 
 local function date(format, when) return os.date(format, when or virtual_now() or os.time()) end
 
+local DEPTH = 180 -- coroutines in coroutines: each takes some of the C stack, and LuaJIT does not count
+local depth = 0
+
+-- The error that breaks a handler past its deadline is not for a loop over coroutines to swallow.
+local function back(ok, ...)
+  depth = depth - 1
+  if not ok and C.mw_vm_breaking() then error((...), 0) end
+  return ok, ...
+end
+
+local function resume(co, ...)
+  if depth >= DEPTH then return false, "stack overflow: too many coroutines inside of each other" end
+  depth = depth + 1
+  return back(coroutine.resume(co, ...))
+end
+
+local function results(ok, ...)
+  if not ok then error((...), 0) end
+  return ...
+end
+
+local function wrap(fn)
+  local co = coroutine.create(fn)
+  return function(...) return results(resume(co, ...)) end
+end
+
 local function standard()
   local world = pick(_G, [[assert error ipairs next pairs pcall print rawequal rawget rawset select setmetatable
     getmetatable tonumber tostring type unpack xpcall _VERSION]])
@@ -43,7 +69,8 @@ local function standard()
   world.os = pick(os, "clock date difftime getenv remove rename time tmpname")
   world.os.time, world.os.date = time, date
   world.io = pick(io, "open lines read write type stdout stderr stdin close")
-  world.coroutine = pick(coroutine, "create resume running status wrap")
+  world.coroutine = pick(coroutine, "create running status")
+  world.coroutine.resume, world.coroutine.wrap = resume, wrap
   world.coroutine.yield = yield
   world.bit = pick(require "bit", "tobit tohex bnot band bor bxor lshift rshift arshift rol ror bswap")
   return world

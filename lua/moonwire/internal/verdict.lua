@@ -6,6 +6,8 @@ local wait = require "moonwire.internal.wait"
 
 local M = {}
 
+local OUT_OF_MEMORY = "not enough memory" -- as Lua raises it
+
 ---@class moonwire.Verdict
 local Verdict = {}
 Verdict.__index = Verdict
@@ -86,8 +88,17 @@ function M.apply(delivery, verdict)
   end
 end
 
+--- The fault behind Lua's own words for it; nil when it is another error.
+---@return moonwire.Fault|nil
+function M.out_of_memory(err)
+  if err ~= OUT_OF_MEMORY or not M.memory_limit then return nil end
+  collectgarbage() -- what the handler made is garbage now: the next one has all the room again
+  return fault.new { class = "memory", text = ("out of memory: the limit is %g MB"):format(M.memory_limit / 2 ^ 20) }
+end
+
 --- The handler raised an error, or answered `nil, text`.
 function M.fail(delivery, err)
+  err = M.out_of_memory(err) or err
   if fault.is(err) then
     local after = err.after and math.floor(err.after * 1000 + 0.5) or -1
     C.mw_delivery_retry(delivery, after, err.class, err.text, #err.text)

@@ -29,6 +29,20 @@ function M.begin()
   return last
 end
 
+--- The message that a task works for.
+---@param task moonwire.Task
+---@return ffi.cdata*|nil
+function M.delivery(task)
+  while task.parent do task = task.parent end
+  return task.delivery
+end
+
+-- Back in the handler: its deadline runs again.
+local function go_on(delivery, ...)
+  if delivery ~= nil then C.mw_vm_enter(vm, delivery) end
+  return ...
+end
+
 --- Suspends the current task until C completes `waiter`.
 ---@param waiter number
 ---@param cancel fun()|nil
@@ -38,13 +52,15 @@ function M.yield(waiter, cancel)
   if coroutine.running() ~= task.co then
     error("waiting inside a coroutine of your own is not possible: use mw.all", 3)
   end
-  local root = task
-  while root.parent do root = root.parent end
-  if root.delivery ~= nil then C.mw_delivery_wait(root.delivery) end
+  local delivery = M.delivery(task)
+  if delivery ~= nil then
+    C.mw_delivery_wait(delivery)
+    C.mw_vm_leave(vm, nil)
+  end
   waiting[waiter] = task
   cancels[waiter] = cancel
   task.waiter = waiter
-  return coroutine.yield(true)
+  return go_on(delivery, coroutine.yield(true))
 end
 
 --- The task that waits for this number, which it does not any more.

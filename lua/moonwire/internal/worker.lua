@@ -39,9 +39,26 @@ local function answer(p, task, delivery, ok, a, b)
   return ack(delivery)
 end
 
+--- The deadline passed while the handler computed: what it answered, or caught, does not matter.
+local function timed_out(p, task, deliveries, n)
+  wait.cancel(task) -- its children, if any
+  p.all[task] = nil
+  local text = ("timed out after %g s"):format(p.timeout)
+  for i = 0, n - 1 do C.mw_delivery_retry(deliveries[i], -1, "timeout", text, #text) end
+  return "spent"
+end
+
+local one = ffi.new "struct mw_delivery *[1]"
+
+local function late(p, task, delivery)
+  one[0] = delivery
+  return timed_out(p, task, one, 1)
+end
+
 --- The body of a worker coroutine. Made from source for every pipeline, so that each has traces of its own.
 local SOURCE = [[
-local p, task, take, ack, attempt_of, message_of, wrap, yield, answer, with_trace, run, handle = ...
+local p, task, take, ack, attempt_of, message_of, wrap, yield, answer, with_trace, run, handle, vm, enter, leave,
+  late = ...
 return function()
   while true do
     local d = take(handle)
@@ -50,8 +67,11 @@ return function()
     else
       task.delivery, task.verdict = d, nil
       local msg = wrap(message_of(d), attempt_of(d), p)
+      enter(vm, d)
       local ok, a, b = xpcall(run, with_trace, msg)
+      local broken = leave(vm, d)
       msg[1] = nil
+      if broken then return late(p, task, d) end
       if ok and a == nil and b == nil and not task.verdict then ack(d) else answer(p, task, d, ok, a, b) end
       task.delivery = nil
     end
@@ -61,7 +81,8 @@ end]]
 local function single(p, chunk)
   return function()
     local task = { workers = p.workers, name = p.name, pipeline = p }
-    local body = chunk(p, task, take, ack, attempt_of, message_of, wrap, yield, answer, with_trace, p.run, p.handle)
+    local body = chunk(p, task, take, ack, attempt_of, message_of, wrap, yield, answer, with_trace, p.run, p.handle,
+      wait.vm, C.mw_vm_enter, C.mw_vm_leave, late)
     task.co = coroutine.create(body)
     p.all[task] = true
     return task
@@ -94,8 +115,11 @@ local function batched(p)
             messages[i] = wrap(message_of(d), attempt_of(d), p)
           end
           task.messages = messages
+          C.mw_vm_enter(wait.vm, deliveries[0])
           local ok, a, b = xpcall(p.run_batch, with_trace, messages)
+          local broken = C.mw_vm_leave(wait.vm, deliveries[0])
           for i = 1, n do message.seal(messages[i]) end
+          if broken then return timed_out(p, task, deliveries, n) end
           answer_batch(p, task, deliveries, n, ok, a, b)
           task.delivery, task.batch, task.messages = nil, nil, nil
         end
@@ -114,13 +138,8 @@ local function expire(p)
       if d == nil then return end
       for task in pairs(p.all) do
         if task.delivery == d then
-          wait.cancel(task)
-          p.all[task] = nil
-          local deliveries, n = task.batch or ffi.new("struct mw_delivery *[1]", { d }), task.count or 1
-          for i = 0, n - 1 do
-            local text = ("timed out after %g s"):format(p.timeout)
-            C.mw_delivery_retry(deliveries[i], -1, "timeout", text, #text)
-          end
+          one[0] = d
+          timed_out(p, task, task.batch or one, task.count or 1)
           break
         end
       end
@@ -135,8 +154,11 @@ local function lanes(p, key)
       local d = C.mw_pipeline_unkeyed(p.handle)
       if d == nil then return end
       local msg = wrap(message_of(d), attempt_of(d), p)
+      C.mw_vm_enter(wait.vm, d)
       local ok, value = pcall(key, msg)
+      local broken = C.mw_vm_leave(wait.vm, d)
       message.seal(msg)
+      if broken then ok, value = false, ("timed out after %g s"):format(p.timeout) end
       if not ok then
         local text = "key: " .. fault.text(value)
         C.mw_delivery_no_lane(d, text, #text)

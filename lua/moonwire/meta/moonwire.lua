@@ -96,6 +96,8 @@ function mw.pipeline(name) end
 
 ---@class moonwire.Settings
 ---@field drain? moonwire.Seconds how long a drain may take; default 25
+---@field watchdog? boolean whether handlers that compute past their timeout are broken; default true
+---@field memory? integer|string how much a process's Lua may hold, in bytes or as "256MB"; default "1GB"
 
 --- Settings of the process. Only in moonwire.lua.
 ---@param settings moonwire.Settings

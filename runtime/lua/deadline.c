@@ -1,0 +1,199 @@
+#include "lua/deadline.h"
+
+#include <errno.h>
+#include <lauxlib.h>
+#include <luajit.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "lua/vm.h"
+
+enum { PERIOD_MS = 10, IDLE_PERIODS = 5, GRACE_MS = 5000 };
+
+/* What the signal handler looks at. It runs on the loop's thread: only the compiler has to be kept in order.
+ */
+static struct {
+    timer_t timer;
+    bool made;
+    volatile sig_atomic_t running; /* the timer */
+    volatile int idle;             /* periods in a row in which nothing ran */
+    volatile uint64_t now;         /* monotonic ms, as old as a period */
+    mw_vm *volatile vm;            /* whose tick runs */
+    mw_delivery *volatile current; /* whose handler runs */
+    volatile uint64_t deadline;
+    volatile sig_atomic_t armed; /* the hook is set in vm */
+    mw_vm *owner;                /* of the profiler */
+} watch;
+
+static uint64_t mono_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+/* ---- breaking a handler ---- */
+
+/* The library's own code is never broken: it is short, and what it keeps in order would be left half done. */
+static bool in_library(lua_State *L, lua_Debug *ar) {
+    lua_getinfo(L, "S", ar);
+    return strncmp(ar->source, "=lua/moonwire/", 14) == 0 || strcmp(ar->source, "=worker") == 0;
+}
+
+/* A handler is over the memory limit. Lua itself collects in small steps, so it may be garbage that counts.
+ */
+static bool too_much(mw_vm *vm) {
+    lua_gc(vm->L, LUA_GCCOLLECT, 0);
+    if (vm->alloc.bytes > vm->alloc.limit / 10 * 9) return true;
+    vm->crowded = false;
+    vm->alloc.level = vm->alloc.limit;
+    if (!watch.armed) lua_sethook(vm->L, NULL, 0, 0);
+    return false;
+}
+
+static void hook(lua_State *L, lua_Debug *ar) {
+    if (in_library(L, ar)) return;
+    if (watch.armed && watch.current)
+        lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.deadline"); /* allocates nothing */
+    else if (watch.vm->crowded && too_much(watch.vm))
+        lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.memory");
+    else
+        return;
+    lua_error(L);
+}
+
+static void set_hook(void) {
+    lua_sethook(watch.vm->L, hook, LUA_MASKCOUNT, 1);
+    if (watch.owner == watch.vm) raise(SIGPROF); /* makes compiled code go back to the interpreter */
+}
+
+/* Refusing the memory would raise the error inside of compiled code, which LuaJIT does not always survive. */
+static void crowded(mw_alloc *a) {
+    mw_vm *vm = mw_container_of(a, mw_vm, alloc);
+    if (watch.vm != vm) return;
+    vm->crowded = true;
+    set_hook();
+}
+
+static void disarm(mw_vm *vm) {
+    if (!watch.armed && !vm->crowded) return;
+    watch.armed = vm->crowded = false;
+    lua_sethook(vm->L, NULL, 0, 0);
+}
+
+/* Set anew each time: the signal may have come while LuaJIT was switching its dispatch. */
+static void arm(void) {
+    watch.armed = true;
+    lua_sethook(watch.vm->L, NULL, 0, 0);
+    set_hook();
+}
+
+static void give_up(const mw_delivery *d) {
+    mw_parts parts;
+    mw_message_parts(mw_delivery_message(d), &parts);
+    mw_log_last("stuck in a C call past its timeout: the process ends",
+                mw_pipeline_name(mw_delivery_pipeline(d)), parts.id, parts.id_len);
+    _exit(MW_EXIT_STUCK);
+}
+
+static void set_timer(long ms) {
+    struct timespec period = {.tv_nsec = ms * 1000000};
+    timer_settime(watch.timer, 0, &(struct itimerspec){period, period}, NULL);
+    watch.running = ms > 0;
+}
+
+static void on_period(int n) {
+    (void)n;
+    int kept = errno;
+    watch.now = mono_ms();
+    mw_delivery *d = watch.current;
+    if (d && watch.now >= watch.deadline) {
+        mw_delivery_set_late(d);
+        arm();
+        if (watch.now >= watch.deadline + GRACE_MS) give_up(d);
+    }
+    watch.idle = watch.vm ? 0 : watch.idle + 1;
+    if (watch.idle >= IDLE_PERIODS) set_timer(0);
+    errno = kept;
+}
+
+static void make_timer(void) {
+    struct sigaction action = {.sa_handler = on_period, .sa_flags = SA_RESTART};
+    sigaction(SIGRTMIN + 3, &action, NULL);
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGRTMIN + 3};
+    event._sigev_un._tid = (pid_t)syscall(SYS_gettid);
+    watch.made = timer_create(CLOCK_MONOTONIC, &event, &watch.timer) == 0;
+    if (watch.made) return;
+    mw_log_begin(MW_ERROR, "no timer: handlers that compute past their timeout are not ended");
+    mw_log_text("error", strerror(errno));
+    mw_log_end();
+}
+
+/* ---- whose turn it is ---- */
+
+static void sampled(void *data, lua_State *L, int samples, int state) {
+    (void)data, (void)L, (void)samples, (void)state;
+}
+
+void mw_deadline_own(mw_vm *vm) {
+    if (!vm->watched) return;
+    if (watch.owner && watch.owner->retired) mw_deadline_disown(watch.owner);
+    if (watch.owner) { /* another app's in this process */
+        luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
+        return;
+    }
+    watch.owner = vm;
+    luaJIT_profile_start(vm->L, "li2000000", sampled, NULL);
+    setitimer(ITIMER_PROF, &(struct itimerval){0}, NULL); /* the signal comes from us only */
+}
+
+void mw_deadline_disown(mw_vm *vm) {
+    if (watch.owner != vm) return;
+    luaJIT_profile_stop(vm->L);
+    luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
+    watch.owner = NULL;
+}
+
+mw_vm *mw_deadline_begin(mw_vm *vm) {
+    mw_vm *before = watch.vm;
+    watch.vm = vm;
+    if (!vm->watched || watch.running) return before;
+    if (!watch.made) make_timer();
+    if (!watch.made) return before;
+    watch.now = mono_ms();
+    watch.idle = 0;
+    set_timer(PERIOD_MS);
+    return before;
+}
+
+void mw_deadline_end(mw_vm *before) {
+    mw_vm_leave(watch.vm, NULL);
+    watch.vm = before;
+}
+
+/* ---- for Lua ---- */
+
+void mw_vm_limits(mw_vm *vm, bool watched, double memory) {
+    vm->watched = watched;
+    mw_alloc_limit(&vm->alloc, (size_t)memory, crowded);
+}
+
+void mw_vm_enter(mw_vm *vm, mw_delivery *d) {
+    mw_alloc_strict(&vm->alloc, true);
+    if (!vm->watched) return;
+    watch.deadline = watch.now + (uint64_t)(mw_delivery_left(d) + PERIOD_MS); /* never too early */
+    watch.current = d;
+}
+
+bool mw_vm_leave(mw_vm *vm, mw_delivery *d) {
+    watch.current = NULL;
+    mw_alloc_strict(&vm->alloc, false);
+    disarm(vm);
+    return d && mw_delivery_late(d);
+}
+
+bool mw_vm_breaking(void) { return watch.armed || (watch.vm && watch.vm->crowded); }
