@@ -12,6 +12,7 @@ enum { FLUSH_AT = 64 * 1024, VALUE_MAX = 4096, KEY_MAX = 256 };
 
 static int format = MW_LOG_LOGFMT;
 static int least = MW_INFO;
+static int worker;
 static bool colour, skipping;
 static mw_buf line;
 
@@ -21,6 +22,8 @@ void mw_log_setup(int f, int level) {
     colour = terminal && format == MW_LOG_LOGFMT;
     least = level;
 }
+
+void mw_log_worker(int number) { worker = number; }
 
 bool mw_log_wants(int level) { return level >= least; }
 
@@ -168,6 +171,7 @@ void mw_log_num(const char *key, double value) {
 
 void mw_log_end(void) {
     if (skipping) return;
+    if (worker) mw_log_int("worker", worker);
     mw_buf_puts(&line, format == MW_LOG_JSON ? "}\n" : "\n");
     if (line.len > FLUSH_AT) mw_log_flush();
 }

@@ -144,8 +144,9 @@ local function open(read)
   return true
 end
 
---- Called by C: `dir`, and `check = true` to stop before anything is opened.
----@return boolean|nil ok, string|number error or the drain limit; a text with "!" in front is about a broker
+--- Called by C: `dir`, and `check = true` to stop before anything is opened. `settings = true` does that too and gives
+--- the settings; `settings = "workers"` only when the project wants worker processes.
+---@return boolean|nil ok, string|table error or the settings; a text with "!" in front is about a broker
 return function(options)
   if options.jit == "off" then jit.off() end
   jit.opt.start("maxtrace=4000", "maxmcode=16384")
@@ -157,11 +158,13 @@ return function(options)
   local read = project.read(options.dir, { rewrite = options.rewrite, overrides = overrides })
   if #read.problems > 0 then return nil, table.concat(read.problems, "\n") end
   if options.check then return true, #read.pipelines end
+  local stop = options.settings
+  if stop == true or stop == "workers" and read.settings.workers then return true, read.settings end
   local ok, err = open(read)
   if not ok then return nil, "!" .. err end
   for _, p in ipairs(read.pipelines) do
     ok, err = build(p)
     if not ok then return nil, ("%s:%d: %s: %s"):format(p.where.file, p.where.line, p.where.what, err) end
   end
-  return true, read.settings.drain
+  return true, read.settings
 end

@@ -49,7 +49,11 @@ local DEDUPE = {
   store = { kind = "any" },
 }
 local RETAIN = { age = { kind = "seconds", min = 0.001 }, count = { kind = "integer", min = 1, max = 1e12 } }
-local SETTINGS = { drain = { kind = "seconds", default = 25 } }
+local SETTINGS = {
+  drain = { kind = "seconds", default = 25 },
+  workers = { kind = "integer", min = 1, max = 256 },
+  crash_attempts = { kind = "integer", min = 1, max = 1000, default = 3 },
+}
 
 --- Where in the project the caller's caller stands.
 local function position(self, what)
@@ -318,7 +322,8 @@ function M.read(dir, options)
   local self = {
     dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {},
     pipelines = {},
-    by_name = {}, declared = {}, settings = { drain = 25 }, rewritten = options.rewrite and rewriter(options.rewrite),
+    by_name = {}, declared = {}, settings = { drain = 25, crash_attempts = 3 },
+    rewritten = options.rewrite and rewriter(options.rewrite),
   }
   local mw
   self.sandbox = sandbox.new(dir, function(name)
