@@ -150,6 +150,42 @@ describe("run --workers", function()
     assert.equal(20, s.trace:count "done")
   end)
 
+  it("ends with a worker's 78 when nobody serves", function()
+    local marker = process.tmpdir() .. "/read"
+    local s = supervised.scene { flags = { "--workers", "2" }, handler = "function M.handle() end", more = ([[
+      local first = not io.open(%q)
+      assert(io.open(%q, "a")):close()
+      if not first then error "only once" end]]):format(marker, marker) }
+    assert.equal(78, (s:start():wait(15 * late)), s.child:stderr())
+    s:see "code=78"
+  end)
+
+  it("tries again when a worker cannot start, but others serve", function()
+    local s = supervised.scene { flags = { "--workers", "2" }, handler = "function M.handle() end" }
+    s:start()
+    s:see "all workers started"
+    project.write(s.dir .. "/handlers/p.lua", "return {")
+    s:kill_worker(1)
+    s:see "worker=1 pid=%d+ code=78 restart_in=0.2"
+    project.write(s.dir .. "/handlers/p.lua", project.handler "function M.handle() end")
+    s:see "code=78.*msg=started[^\n]*worker=1\n"
+    assert.equal(0, (s.child:stop(10)), s.child:stderr())
+  end)
+
+  it("drains by command although a worker is waiting to be started again", function()
+    local s = supervised.scene { flags = { "--workers", "2" }, handler = "function M.handle() end" }
+    s:start()
+    s:see "all workers started"
+    for i = 1, 5 do
+      clock.until_(function() return s:count "msg=started[^\n]*worker=1\n" == i end, 15 * late, "start " .. i)
+      s:kill_worker(1)
+    end
+    s:see "restart_in=1.6"
+    assert.equal(0, process.run({ binary, "drain", s.dir }).code)
+    assert.equal(0, (s.child:wait(10 * late)), s.child:stderr())
+    assert.equal(5, s:count "msg=started[^\n]*worker=1\n")
+  end)
+
   it("refuses what cannot be: a broken project, odd numbers, a slot from outside", function()
     local s = supervised.scene { flags = { "--workers", "2" }, handler = "return {" }
     assert.equal(78, (s:start():wait(10 * late)))
