@@ -1,16 +1,13 @@
 -- run --workers: a supervisor keeps worker processes running, passes signals on, and tells systemd.
 local bit = require "bit"
-local broker = require "spec.support.broker"
 local clock = require "spec.support.wait"
 local ffi = require "ffi"
 local process = require "spec.support.process"
 local project = require "spec.support.project"
 local supervised = require "spec.support.supervised"
-local C = require "moonwire.internal.cdef"
 
 local binary, late = supervised.binary, supervised.late
 
-C.mw_log_setup(0, 4)
 ffi.cdef [[long mwt_recv(int fd, void *buffer, size_t size, int flags) __asm__("recv");]]
 
 local SLOW = [[function M.handle(msg) trace("begin", msg) mw.sleep(30) end]]
@@ -24,17 +21,16 @@ describe("run --workers", function()
       handler = [[function M.handle(msg) mw.sleep(0.01) mw.log.info("done") trace("done", msg) end]],
     }
     local list = {}
-    for i = 1, 600 do list[i] = { tostring(i), id = "m" .. i, key = "k" .. i % 40 } end
-    local b = broker.open(s.url)
+    for i = 1, 600 do list[i] = { id = "m" .. i, key = "k" .. i % 40 } end
     s:start()
     s:see "all workers started"
-    b:publish("in", list)
+    s:publish(list)
     local victim = s:see "msg=done[^\n]* worker=(%d)\n"
     s:kill_worker(victim)
     s:see('msg="worker ended" worker=' .. victim .. " pid=%d+ signal=9")
     local started = "msg=started[^\n]*worker=" .. victim .. "\n"
     s:see(started .. ".*" .. started)
-    broker.turn_until(function() return b:is_empty "in" end, 30 * late, "all to be handled")
+    clock.until_(function() return s:left "in" == 0 end, 30 * late, "all to be handled")
     assert.equal(0, (s.child:stop(20)), s.child:stderr())
     local seen, last = {}, {}
     for _, line in ipairs(s.trace:of "done") do
@@ -49,7 +45,7 @@ describe("run --workers", function()
     local busy = 0
     for k = 1, 3 do busy = busy + math.min(1, s:count("msg=done[^\n]* worker=" .. k .. "\n")) end
     assert.is_true(busy >= 2, "one worker did it all")
-    assert.same({}, b:messages "in.dead")
+    assert.equal(0, s:count "dead letter")
   end)
 
   it("waits longer before each restart", function()
@@ -66,19 +62,19 @@ describe("run --workers", function()
 
   it("drains all workers on TERM, within the limit", function()
     local s = supervised.scene { flags = { "--workers", "2", "--drain", "0.5" }, handler = SLOW }
-    broker.open(s.url):publish("in", { { "x", id = "m1" } })
+    s:publish { { id = "m1" } }
     s:start()
     s:see "all workers started"
     clock.until_(function() return s.trace:count "begin" == 1 end, 10 * late, "the handler to begin")
     s.child:kill "TERM"
     assert.equal(0, (s.child:wait(10 * late)), s.child:stderr())
     assert.equal(2, s:count 'msg="worker ended" worker=%d pid=%d+ code=0')
-    assert.equal(1, #broker.open(s.url):messages "in")
+    assert.equal(1, s:left "in")
   end)
 
   it("ends at once on a second signal, with 1, and leaves nobody behind", function()
     local s = supervised.scene { flags = { "--workers", "2" }, handler = SLOW }
-    broker.open(s.url):publish("in", { { "x", id = "m1" } })
+    s:publish { { id = "m1" } }
     s:start()
     s:see "all workers started"
     clock.until_(function() return s.trace:count "begin" == 1 end, 10 * late, "the handler to begin")
@@ -144,8 +140,8 @@ describe("run --workers", function()
     local s = supervised.scene { flags = { "--workers", "2", "--once" }, handler = [[
       function M.handle(msg) mw.sleep(0.05) trace("done", msg) end]] }
     local list = {}
-    for i = 1, 20 do list[i] = { "x", id = "m" .. i, key = "k" .. i } end
-    broker.open(s.url):publish("in", list)
+    for i = 1, 20 do list[i] = { id = "m" .. i, key = "k" .. i } end
+    s:publish(list)
     assert.equal(0, (s:start():wait(20 * late)), s.child:stderr())
     assert.equal(20, s.trace:count "done")
   end)

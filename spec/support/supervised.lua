@@ -44,6 +44,25 @@ end
 
 function Scene:kill_worker(worker) process.run { "kill", "-KILL", tostring(self:pid(worker)) } end
 
+-- By the commands, not by a link of this process: that would keep its loop busy for the specs that come after.
+-- list: { { id =, key = }, … }
+function Scene:publish(list)
+  local lines = {}
+  for i, m in ipairs(list) do lines[i] = ('{"id":"%s","k":"%s"}\n'):format(m.id, m.key or m.id) end
+  local sent = process.run {
+    { M.binary, "publish", "--broker", self.url, "in", "--lines", "--id-path", "id", "--key-path", "k" },
+    stdin = table.concat(lines),
+  }
+  assert(sent.code == 0, sent.stderr)
+end
+
+-- How many messages stand in the channel.
+function Scene:left(channel)
+  local found = process.run { M.binary, "tail", "--broker", self.url, channel, "--no-follow", "--json" }
+  assert(found.code == 0, found.stderr)
+  return select(2, found.stdout:gsub("\n", ""))
+end
+
 function M.alive(pid) return process.run({ "kill", "-0", tostring(pid) }).code == 0 end
 
 return M
