@@ -6,10 +6,12 @@
 #include <string.h>
 
 #include "app/control.h"
+#include "app/notify.h"
 #include "app/watch.h"
 #include "base/log.h"
 #include "lua/core.h"
 #include "lua/vm.h"
+#include "supervisor/worker.h"
 
 enum { IDLE_CHECK_MS = 50 };
 
@@ -83,7 +85,10 @@ static bool load(app *a, lua_State *L, int options) {
     }
     if (ok) {
         copy_value(G, -2, L);
-        copy_value(G, -1, L);
+        if (lua_istable(G, -1))
+            copy_table(G, lua_gettop(G), L);
+        else
+            copy_value(G, -1, L);
         lua_pop(G, 2);
         ok = lua_toboolean(L, -2);
     } else {
@@ -132,14 +137,9 @@ static void set_number(lua_State *L, const char *name, double value) {
     lua_setfield(L, -2, name);
 }
 
-/* Pushes a table of what changed, or nil and why the old generation serves on. */
-static int reload(app *a, lua_State *L) {
+static int load_and_switch(app *a, lua_State *L) {
     mw_error e;
     mw_switch changes;
-    if (mw_site_draining(a->site)) {
-        mw_fail(&e, MW_ECLOSED, false, "it is draining: nothing is loaded any more");
-        return failed(L, &e);
-    }
     lua_rawgeti(L, LUA_REGISTRYINDEX, a->options);
     if (!load(a, L, lua_gettop(L))) return 2;
     if (switch_to_next(a, &changes, &e)) return failed(L, &e);
@@ -149,6 +149,21 @@ static int reload(app *a, lua_State *L) {
     set_number(L, "added", changes.added);
     set_number(L, "removed", changes.removed);
     return 1;
+}
+
+/* Pushes a table of what changed, or nil and why the old generation serves on. */
+static int reload(app *a, lua_State *L) {
+    mw_error e;
+    if (mw_site_draining(a->site)) {
+        mw_fail(&e, MW_ECLOSED, false, "it is draining: nothing is loaded any more");
+        return failed(L, &e);
+    }
+    if (!a->running) return load_and_switch(a, L);
+    mw_notify_reloading();
+    int results = load_and_switch(a, L);
+    mw_notify_ready(a->loop);
+    mw_worker_tell(MW_WORKER_RELOADED);
+    return results;
 }
 
 static int l_reload(lua_State *L) { return reload(check_app(L), L); }
@@ -202,6 +217,7 @@ static void limit_reached(mw_timer *t) {
 
 static void begin_drain(app *a) {
     mw_timer_stop(&a->idle_check);
+    mw_notify_stopping();
     mw_timer_start(a->loop, &a->drain_limit, (int64_t)(a->drain_seconds * 1000), limit_reached);
     mw_site_drain(a->site);
 }
@@ -314,7 +330,10 @@ static int l_run(lua_State *L) {
     mw_signal_start(a->loop, &a->hangup, SIGHUP, on_hangup);
     free_signals();
     if (once) mw_timer_start(a->loop, &a->idle_check, IDLE_CHECK_MS, check_idle);
+    mw_notify_ready(a->loop);
+    mw_worker_tell(MW_WORKER_STARTED);
     if (!a->drained) mw_loop_run(a->loop);
+    mw_notify_end();
     mw_signal_stop(&a->term);
     mw_signal_stop(&a->interrupt);
     mw_signal_stop(&a->hangup);
@@ -328,10 +347,12 @@ static int l_run(lua_State *L) {
 
 static int l_drain(lua_State *L) {
     app *a = check_app(L);
-    if (a->running)
+    if (a->running) {
+        mw_worker_tell(MW_WORKER_DRAINS);
         begin_drain(a);
-    else
+    } else {
         mw_site_drain(a->site);
+    }
     return 0;
 }
 

@@ -13,6 +13,7 @@ enum { FLUSH_AT = 64 * 1024, VALUE_MAX = 4096, KEY_MAX = 256 };
 
 static int format = MW_LOG_LOGFMT;
 static int least = MW_INFO;
+static int worker;
 static bool colour, skipping;
 static mw_buf line;
 static mw_loop *capture_clock;
@@ -25,6 +26,8 @@ void mw_log_setup(int f, int level) {
     colour = terminal && format == MW_LOG_LOGFMT;
     least = level;
 }
+
+void mw_log_worker(int number) { worker = number; }
 
 bool mw_log_wants(int level) { return level >= least || capture_clock; }
 
@@ -227,6 +230,7 @@ void mw_log_end(void) {
     if (capturing) mw_buf_puts(&captured, "}}\n");
     capturing = false;
     if (skipping) return;
+    if (worker) mw_log_int("worker", worker);
     mw_buf_puts(&line, format == MW_LOG_JSON ? "}\n" : "\n");
     if (line.len > FLUSH_AT) mw_log_flush();
 }

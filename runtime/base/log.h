@@ -13,6 +13,7 @@ typedef enum { MW_DEBUG, MW_INFO, MW_WARN, MW_ERROR, MW_SILENT } mw_level;
 typedef enum { MW_LOG_AUTO, MW_LOG_LOGFMT, MW_LOG_JSON } mw_log_format;
 
 void mw_log_setup(int format, int least); /* mw_log_format, mw_level */
+void mw_log_worker(int number);           /* from now on every line says worker=number */
 bool mw_log_wants(int level);
 
 void mw_log_begin(int level, const char *text);

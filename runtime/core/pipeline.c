@@ -107,6 +107,7 @@ int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
 void mw_pipeline_free(mw_pipeline *p) {
     if (!p) return;
     while (p->all) mw_delivery_free(p->all);
+    mw_isolate_forget(p);
     mw_timer_stop(&p->batch_timer);
     mw_timer_stop(&p->breaker_timer);
     mw_deferred_cancel(p->loop, &p->flush);
@@ -225,6 +226,7 @@ mw_delivery *mw_delivery_new(mw_pipeline *p) {
 void mw_delivery_free(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
     mw_timer_stop(&d->timer);
+    if (d->on_ledger) mw_isolate_end(d);
     if (d->outgoing) mw_outgoing_discard(d);
     p->in_flight--;
     p->in_flight_bytes -= mw_message_size(d->msg);

@@ -56,12 +56,14 @@ struct mw_delivery {
     char *dedupe_key;
     uint32_t dedupe_len;
     uint32_t settle_tries;
+    uint32_t ledger_entry; /* supervised: where it stands while a handler has it */
+    uint64_t ledger_hash;
     int64_t delay_ms;
     uint8_t state; /* mw_delivery_state */
     uint8_t op;    /* mw_settle_op, once settling */
     uint8_t mark;  /* mw_mark to set with the ack */
     bool fenced : 1, counted : 1, hold : 1, failed_publish : 1, refused_publish : 1, dead_letter : 1,
-        replay : 1, expired : 1, marked : 1;
+        replay : 1, expired : 1, marked : 1, on_ledger : 1, suspect : 1;
     bool late; /* not a bit: a signal handler sets it */
 };
 
@@ -94,6 +96,8 @@ struct mw_pipeline {
     size_t in_flight_bytes;
     bool paused; /* told the driver "no room"; it waits for resume */
     bool draining, unsubscribed, closed, abandoned, batch_due;
+    bool refused; /* waits until a suspect has ended, see isolate.c */
+    mw_pipeline *refused_next;
     mw_timer batch_timer;
 
     mw_map lanes; /* key -> mw_lane */
@@ -141,6 +145,14 @@ void mw_delivery_unready(mw_delivery *d);
 void mw_delivery_end_run(mw_delivery *d); /* the handler is done with it */
 void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy);
 void mw_breaker_success(mw_pipeline *p);
+
+/* isolate.c: only when the process is supervised (mw_ledger_on) */
+typedef enum { MW_GO, MW_WAIT, MW_BURY } mw_isolation;
+mw_isolation mw_isolate_ask(mw_delivery *d); /* may it begin now? */
+void mw_isolate_begin(mw_delivery *d);
+void mw_isolate_end(mw_delivery *d);
+void mw_isolate_bury(mw_delivery *d); /* a ready one, out of its list; it is gone afterwards */
+void mw_isolate_forget(mw_pipeline *p);
 
 /* settle.c */
 void mw_settle_ack(

@@ -1,7 +1,10 @@
 /* source.c - what the driver says: messages come in, bounded by count and bytes; some are fenced away; keys
  * are marked. */
 #include "core/host.h"
+#include "core/ledger.h"
 #include "core/pipeline_defs.h"
+
+enum { DEATHS_NEARBY = 16 };
 
 static bool has_room(const mw_pipeline *p, uint32_t count, size_t bytes) {
     return p->in_flight < count && p->in_flight_bytes < bytes;
@@ -92,6 +95,7 @@ static bool killed_too_often(mw_delivery *d) {
     uint32_t most = 0;
     for (uint32_t i = 0; i < p->spec.policy_count; i++)
         if (p->spec.policies[i].attempts > most) most = p->spec.policies[i].attempts;
+    if (mw_ledger_on()) most += DEATHS_NEARBY; /* the ledger knows who did it; this is for when it was lost */
     if (d->attempt <= most) return false;
     static const char reason[] = "the worker died while handling it, too often";
     d->attempt--; /* this one is not made */

@@ -1,6 +1,7 @@
 /* take.c - handing deliveries to the Lua worker: by priority, within the concurrency, in batches, while the
  * breaker is closed. */
 #include "base/log.h"
+#include "core/ledger.h"
 #include "core/pipeline_defs.h"
 
 static void batch_waited(mw_timer *t) {
@@ -40,9 +41,30 @@ bool mw_pipeline_more(const mw_pipeline *p) {
            !p->draining;
 }
 
+static mw_delivery *next_ready(const mw_pipeline *p) {
+    return p->ready[31u - (uint32_t)__builtin_clz(p->ready_levels)].first;
+}
+
+/* Is there one, and do suspects let it begin? Those that killed too often are buried on the way. */
+static bool next_may_begin(mw_pipeline *p) {
+    if (!mw_ledger_on()) return p->ready_count;
+    while (p->ready_count) {
+        mw_delivery *d = next_ready(p);
+        switch (mw_isolate_ask(d)) {
+        case MW_GO: return true;
+        case MW_WAIT: return false;
+        case MW_BURY:
+            mw_delivery_unready(d);
+            mw_isolate_bury(d);
+            break;
+        }
+    }
+    return false;
+}
+
 static mw_delivery *begin(mw_pipeline *p) {
-    uint32_t level = 31u - (uint32_t)__builtin_clz(p->ready_levels);
-    mw_delivery *d = p->ready[level].first;
+    mw_delivery *d = next_ready(p);
+    uint32_t level = mw_message_priority(d->msg);
     mw_list_remove(&p->ready[level], d);
     if (!p->ready[level].first) p->ready_levels &= ~(1u << level);
     p->ready_count--;
@@ -52,12 +74,13 @@ static mw_delivery *begin(mw_pipeline *p) {
     d->taker = p->events.owner;
     d->running = p->events.running;
     if (d->running) ++*d->running;
+    if (mw_ledger_on()) mw_isolate_begin(d);
     if (p->driver->begin) p->driver->begin(p->sub, d->tag, d->unit);
     return d;
 }
 
 mw_delivery *mw_pipeline_take(mw_pipeline *p) {
-    if (!may_start(p)) return NULL;
+    if (!may_start(p) || !next_may_begin(p)) return NULL;
     p->budget--;
     p->running++;
     mw_delivery *d = begin(p);
@@ -68,7 +91,8 @@ mw_delivery *mw_pipeline_take(mw_pipeline *p) {
 uint32_t mw_pipeline_take_batch(mw_pipeline *p, mw_delivery **out, uint32_t max) {
     if (!may_start(p) || (p->ready_count < p->spec.batch_size && !p->batch_due)) return 0;
     uint32_t n = 0;
-    while (n < max && n < p->spec.batch_size && p->ready_count) out[n++] = begin(p);
+    while (n < max && n < p->spec.batch_size && next_may_begin(p)) out[n++] = begin(p);
+    if (!n) return 0;
     out[0]->counted = true; /* the batch is one handler: the first of it carries the count */
     p->running++;
     p->budget -= n < p->budget ? n : p->budget;
@@ -86,6 +110,7 @@ void mw_delivery_end_run(mw_delivery *d) {
     d->counted = false;
     if (d->running) --*d->running;
     d->running = NULL;
+    if (d->on_ledger) mw_isolate_end(d);
     if (d->expired) mw_list_remove(&p->expired, d);
     d->expired = false;
     mw_timer_stop(&d->timer);

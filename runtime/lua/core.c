@@ -11,6 +11,8 @@
 #include "app/app.h"
 #include "app/door.h"
 #include "lua/vm.h"
+#include "supervisor/supervisor.h"
+#include "supervisor/worker.h"
 
 static mw_loop *process_loop;
 
@@ -71,6 +73,8 @@ int luaopen_moonwire_core(lua_State *L) {
                                          {"terminal", l_terminal},
                                          {"memory", l_memory},
                                          {"app", mw_app_new},
+                                         {"supervise", mw_supervise},
+                                         {"attach_worker", mw_worker_attach},
                                          {"control_path", mw_door_path},
                                          {"control_sockets", mw_door_sockets},
                                          {"control_call", mw_door_call},

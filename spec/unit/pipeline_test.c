@@ -1,12 +1,14 @@
 /* pipeline_test.c - the pipeline's state machine against a driver that does what the test says: deliveries go
  * in, settlements, publishes and claims come out, and each is answered when the test wants it, well or badly.
- * The last test lets a seeded generator choose, and checks what must always hold. */
+ * The last test lets a seeded generator choose, and checks what must always hold. All run twice: the second
+ * time as a supervised worker would, where nothing may differ while there are no suspects. */
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "base/hash.h"
 #include "base/log.h"
 #include "core/host.h"
+#include "core/ledger.h"
 #include "core/pipeline.h"
 #include "check.h"
 
@@ -1821,11 +1823,188 @@ static const test tests[] = {
     {NULL, NULL},
 };
 
+/* ---- supervised: this process is worker 0; worker 1 is one that the tests let die ---- */
+
+enum { OF_THE_OTHER = 1000000 };
+static mw_ledger *ledger;
+
+static void die(uint32_t slot, uint32_t suspects) { EQUAL(suspects, mw_ledger_bury(ledger, slot, true, 1)); }
+
+static void suspects_that_end(void) {
+    begin();
+    for (uint64_t tag = 1; tag <= 4; tag++) deliver(tag, NULL);
+    mw_delivery *one = take(1), *two = take(2);
+    die(0, 2); /* as far as the ledger knows; 1 and 2 come again below */
+    mw_delivery_ack(one);
+    mw_delivery_ack(two);
+    deliver(5, NULL);
+    mw_delivery *three = take(3);
+    deliver_as(6, (given){.priority = 9, .attempt = 2});
+    mw_delivery *six = take(6);
+    die(0, 2); /* 3 and 6 are suspects while they run: that they end clears them */
+    mw_delivery_ack(six);
+    mw_delivery_ack(three);
+    mw_delivery *four = take(4);
+    mw_delivery_ack(four);
+    take(5);
+    end();
+}
+
+static uint64_t write_down(uint64_t tag) { /* m<tag> of the pipeline "orders", as begun */
+    char id[32];
+    int n = snprintf(id, sizeof id, "m%llu", (unsigned long long)tag);
+    uint64_t both[2] = {mw_hash64("orders", 6), mw_hash64(id, (size_t)n)};
+    uint64_t hash = mw_hash64(both, sizeof both);
+    mw_ledger_begin(hash, id, (size_t)n);
+    return hash;
+}
+
+static void suspect(uint64_t tag, int deaths) {
+    for (int i = 1; i <= deaths; i++) {
+        uint64_t hash = write_down(tag);
+        die(0, 1);
+        EQUAL(i, mw_ledger_deaths(hash, false));
+    }
+}
+
+static void suspects_one_by_one(void) {
+    begin();
+    suspect(2, 1);
+    suspect(3, 2);
+    for (uint64_t tag = 1; tag <= 5; tag++) deliver(tag, NULL);
+    mw_delivery *one = take(1);
+    take(0); /* 2 waits until 1 has ended, and 4 behind it */
+    int before = ready_events;
+    mw_delivery_ack(one);
+    CHECK(ready_events > before, "nobody was woken");
+    mw_delivery *two = take(2);
+    take(0);
+    before = ready_events;
+    WAIT_FOR(ready_events > before); /* it is looked at again while it runs, in any case */
+    take(0);
+    mw_delivery_ack(two);
+    mw_delivery *three = take(3);
+    take(0);
+    fail_with(three, "transient", "x"); /* any end clears it */
+    mw_delivery *four = take(4), *five = take(5);
+    mw_delivery_ack(four);
+    mw_delivery_ack(five);
+    end();
+}
+
+static void suspects_are_buried(void) {
+    begin();
+    suspect(1, 3);
+    deliver_as(1, (given){.key = "k", .attempt = 4});
+    deliver(2, "k");
+    take(0); /* its lane is the letter's until that is settled */
+    turn();
+    EQUAL(1, fake.pub_count);
+    mw_parts parts;
+    mw_header h;
+    mw_message_parts(fake.pubs[0].msg, &parts);
+    CHECK(mw_headers_find(parts.headers, parts.headers_len, "mw-dead-class", &h), "no class");
+    CHECK(h.value_len == 5 && memcmp(h.value, "crash", 5) == 0, "%.*s", (int)h.value_len, h.value);
+    CHECK(mw_headers_find(parts.headers, parts.headers_len, "mw-dead-reason", &h), "no reason");
+    static const char reason[] = "killed its worker 3 times";
+    CHECK(h.value_len == sizeof reason - 1 && memcmp(h.value, reason, h.value_len) == 0, "%.*s",
+          (int)h.value_len, h.value);
+    answer_publish(0, NULL);
+    settled(1, MW_SETTLE_ACK);
+    mw_delivery_ack(take(2));
+    end();
+}
+
+static void suspects_in_batches(void) {
+    prepare();
+    spec.batch_size = 4;
+    start();
+    suspect(3, 1);
+    mw_delivery *out[8];
+    for (uint64_t tag = 1; tag <= 6; tag++) deliver(tag, NULL);
+    EQUAL(2, mw_pipeline_take_batch(p, out, 4)); /* up to the suspect */
+    WAIT_FOR(mw_pipeline_take_batch(p, out + 2, 4) == 0);
+    mw_delivery_ack(out[0]);
+    mw_delivery_ack(out[1]);
+    EQUAL(1, mw_pipeline_take_batch(p, out, 4));
+    EQUAL(3, tag_of(out[0]));
+    EQUAL(0, mw_pipeline_take_batch(p, out + 1, 4));
+    mw_delivery_ack(out[0]);
+    for (uint64_t tag = 7; tag <= 8; tag++) deliver(tag, NULL);
+    EQUAL(4, mw_pipeline_take_batch(p, out, 4));
+    for (int i = 0; i < 4; i++) mw_delivery_ack(out[i]);
+    end();
+}
+
+/* What another worker has begun, and a broker gives us, is suspected before anybody has noticed the death. */
+static void suspects_not_noticed_yet(void) {
+    begin();
+    deliver(1, NULL);
+    deliver_as(OF_THE_OTHER, (given){.attempt = 2});
+    deliver(2, NULL);
+    mw_delivery *one = take(1);
+    take(0);
+    mw_delivery_ack(one);
+    mw_delivery *twin = take(OF_THE_OTHER);
+    take(0);
+    die(1, 1); /* now it is noticed */
+    take(0);
+    mw_delivery_ack(twin);
+    deliver_as(OF_THE_OTHER, (given){.attempt = 2}); /* cleared */
+    mw_delivery_ack(take(2));
+    mw_delivery_ack(take(OF_THE_OTHER));
+    end();
+}
+
+static void ledger_full(void) {
+    static uint32_t entries[MW_LEDGER_ENTRIES + 8];
+    mw_error e;
+    EQUAL(0, mw_ledger_attach(mw_ledger_fd(ledger), 0, &e)); /* all entries are free again */
+    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES + 8; i++) {
+        entries[i] = mw_ledger_begin(
+            i + 1, "some id that is longer than what is kept of it, so that it is cut off", 71);
+        EQUAL(i < MW_LEDGER_ENTRIES, entries[i] != 0);
+    }
+    die(0, MW_LEDGER_ENTRIES);
+    die(0, 0);
+    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES; i++) EQUAL(1, mw_ledger_deaths(i + 1, false));
+    EQUAL(-1, mw_ledger_deaths(MW_LEDGER_ENTRIES + 1, true));
+    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES + 8; i++) mw_ledger_end(entries[i], i + 1);
+    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES; i++) EQUAL(-1, mw_ledger_deaths(i + 1, true));
+    mw_ledger_begin(5, "x", 1);
+    EQUAL(0, mw_ledger_bury(ledger, 0, false, 1)); /* our own doing: nobody is suspected */
+    EQUAL(-1, mw_ledger_deaths(5, true));
+}
+
+static const test supervised_tests[] = {
+    {"suspects_that_end", suspects_that_end},
+    {"suspects_one_by_one", suspects_one_by_one},
+    {"suspects_are_buried", suspects_are_buried},
+    {"suspects_in_batches", suspects_in_batches},
+    {"suspects_not_noticed_yet", suspects_not_noticed_yet},
+    {"ledger_full", ledger_full},
+    {NULL, NULL},
+};
+
+static int run_supervised(int argc, char **argv) {
+    mw_error e;
+    ledger = mw_ledger_new(2, &e);
+    if (!ledger || mw_ledger_attach(mw_ledger_fd(ledger), 1, &e)) abort();
+    write_down(OF_THE_OTHER);
+    if (mw_ledger_attach(mw_ledger_fd(ledger), 0, &e)) abort();
+    mw_ledger_allow(ledger, 3);
+    int code = run_tests(tests, argc, argv);
+    code |= run_tests(supervised_tests, argc, argv);
+    mw_ledger_free(ledger);
+    return code;
+}
+
 int main(int argc, char **argv) {
     mw_log_setup(MW_LOG_LOGFMT, MW_SILENT);
     loop = mw_loop_new();
     mw_loop_virtual(loop, true);
     int code = run_tests(tests, argc, argv);
+    code |= run_supervised(argc, argv);
     mw_text_cache_clear();
     mw_loop_free(loop);
     return code;

@@ -38,6 +38,12 @@ function kinds.positive(text)
   return n
 end
 
+function kinds.workers(text)
+  local n = kinds.integer(text)
+  if not n or n < 1 or n > 256 then return nil, "a whole number from 1 to 256" end
+  return n
+end
+
 function kinds.seconds(text)
   local number, unit = text:match "^(%d*%.?%d+)(%a*)$"
   local factor = number and (unit == "" and 1 or UNITS[unit])

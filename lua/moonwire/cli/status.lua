@@ -52,7 +52,7 @@ return {
   name = "status",
   summary = "Tells what every process that runs the project has done, and what it is at.",
   arguments = { { "DIR", "the project's folder (default: the current one)", optional = true } },
-  flags = { { "json", nil, "one object a process: pid, generation, version, pipelines" } },
+  flags = { { "json", nil, "one object a process: pid, worker, generation, version, pipelines" } },
   examples = { "moonwire status shop" },
   run = run,
 }

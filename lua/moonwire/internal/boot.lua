@@ -146,8 +146,9 @@ local function open(read)
   return true
 end
 
---- Called by C: `dir`, and `check = true` to stop before anything is opened.
----@return boolean|nil ok, string|number error or the drain limit; a text with "!" in front is about a broker
+--- Called by C: `dir`, and `check = true` to stop before anything is opened. `settings = true` does that too and gives
+--- the settings; `settings = "workers"` only when the project wants worker processes.
+---@return boolean|nil ok, string|table error or the settings; a text with "!" in front is about a broker
 return function(options)
   if options.jit == "off" then jit.off() end
   jit.opt.start("maxtrace=4000", "maxmcode=16384")
@@ -159,6 +160,8 @@ return function(options)
   local read = project.read(options.dir, { rewrite = options.rewrite, overrides = overrides })
   if #read.problems > 0 then return nil, table.concat(read.problems, "\n") end
   if options.check then return true, #read.pipelines end
+  local stop = options.settings
+  if stop == true or stop == "workers" and read.settings.workers then return true, read.settings end
   local memory = fields.bytes(read.settings.memory)
   C.mw_vm_limits(wait.vm, read.settings.watchdog, memory)
   verdict.memory_limit = memory
@@ -168,5 +171,5 @@ return function(options)
     ok, err = build(p)
     if not ok then return nil, ("%s:%d: %s: %s"):format(p.where.file, p.where.line, p.where.what, err) end
   end
-  return true, read.settings.drain
+  return true, read.settings
 end

@@ -51,6 +51,8 @@ local DEDUPE = {
 local RETAIN = { age = { kind = "seconds", min = 0.001 }, count = { kind = "integer", min = 1, max = 1e12 } }
 local SETTINGS = {
   drain = { kind = "seconds", default = 25 },
+  workers = { kind = "integer", min = 1, max = 256 },
+  crash_attempts = { kind = "integer", min = 1, max = 1000, default = 3 },
   watchdog = { kind = "boolean", default = true },
   memory = { kind = "bytes", min = 16 * 1024 * 1024, default = "1GB" },
 }
@@ -321,7 +323,8 @@ function M.read(dir, options)
   options = options or {}
   local self = {
     dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {},
-    pipelines = {}, by_name = {}, declared = {}, settings = { drain = 25, watchdog = true, memory = "1GB" },
+    pipelines = {}, by_name = {}, declared = {},
+    settings = { drain = 25, crash_attempts = 3, watchdog = true, memory = "1GB" },
     rewritten = options.rewrite and rewriter(options.rewrite),
   }
   local mw

@@ -1,0 +1,114 @@
+/* isolate.c - suspects run alone. When a worker died, everything it had begun is suspected (ledger.h); a
+ * suspect begins only when no other handler of this process runs, and none begins until it has ended. So the
+ * one that kills is found, and those that merely ran beside it are cleared by running once more. One that
+ * kills again and again is buried unrun. All this is asleep unless the process is supervised. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "core/ledger.h"
+#include "core/pipeline_defs.h"
+
+enum { LOOK_AGAIN_MS = 20 };
+
+static struct {
+    uint32_t running;     /* deliveries that handlers of this process have */
+    bool alone;           /* one of them is a suspect, so it is the only one */
+    mw_pipeline *next;    /* its suspect waits for the others to end */
+    mw_pipeline *refused; /* those that were told to wait */
+    mw_timer again;
+} state;
+
+static void wake_refused(void) {
+    for (mw_pipeline *p; (p = state.refused);) {
+        state.refused = p->refused_next;
+        p->refused = false;
+        mw_pipeline_wake(p);
+    }
+}
+
+static void look_again(mw_timer *t) {
+    (void)t;
+    wake_refused();
+}
+
+static mw_isolation refuse(mw_pipeline *p) {
+    if (!p->refused) {
+        p->refused = true;
+        p->refused_next = state.refused;
+        state.refused = p;
+    }
+    if (!mw_timer_running(&state.again)) mw_timer_start(p->loop, &state.again, LOOK_AGAIN_MS, look_again);
+    return MW_WAIT;
+}
+
+void mw_isolate_forget(mw_pipeline *p) {
+    if (state.next == p) state.next = NULL;
+    for (mw_pipeline **at = &state.refused; p->refused && *at; at = &(*at)->refused_next) {
+        if (*at != p) continue;
+        *at = p->refused_next;
+        p->refused = false;
+        break;
+    }
+    if (!state.refused) mw_timer_stop(&state.again);
+}
+
+static uint64_t hash_of(const mw_delivery *d) { /* two pipelines have each a message of that id */
+    mw_parts parts;
+    mw_message_parts(d->msg, &parts);
+    uint64_t both[2] = {mw_hash64(d->pipeline->spec.name, strlen(d->pipeline->spec.name)),
+                        mw_hash64(parts.id, parts.id_len)};
+    return mw_hash64(both, sizeof both);
+}
+
+static bool can_go(const mw_pipeline *p) {
+    return p->ready_count && p->breaker != MW_OPEN && !p->draining && p->running < p->spec.concurrency;
+}
+
+mw_isolation mw_isolate_ask(mw_delivery *d) {
+    mw_pipeline *p = d->pipeline;
+    if (state.alone) return refuse(p);
+    if (!d->ledger_hash) d->ledger_hash = hash_of(d);
+    int deaths = mw_ledger_deaths(d->ledger_hash, d->attempt > 1);
+    if (deaths > 0 && (uint32_t)deaths >= mw_ledger_allowed()) return MW_BURY;
+    if (state.next && state.next != p && can_go(state.next)) return refuse(p);
+    state.next = NULL;
+    if (deaths < 0) return MW_GO;
+    if (state.running) {
+        state.next = p;
+        return refuse(p);
+    }
+    d->suspect = true;
+    return MW_GO;
+}
+
+void mw_isolate_begin(mw_delivery *d) {
+    mw_parts parts;
+    mw_message_parts(d->msg, &parts);
+    if (!d->ledger_hash) d->ledger_hash = hash_of(d);
+    d->on_ledger = true;
+    d->ledger_entry = mw_ledger_begin(d->ledger_hash, parts.id, parts.id_len);
+    state.running++;
+    if (!d->suspect) return;
+    state.alone = true;
+    mw_delivery_log(MW_INFO, "suspect runs alone", d);
+    mw_log_end();
+}
+
+void mw_isolate_end(mw_delivery *d) {
+    mw_ledger_end(d->ledger_entry, d->ledger_hash);
+    d->on_ledger = false;
+    state.running--;
+    if (d->suspect) state.alone = false;
+    d->suspect = false;
+    if (!state.alone && !state.running) wake_refused();
+}
+
+void mw_isolate_bury(mw_delivery *d) {
+    char reason[64];
+    int deaths = mw_ledger_deaths(d->ledger_hash, false);
+    int n = snprintf(reason, sizeof reason, "killed its worker %d times", deaths);
+    if (d->attempt > 1) d->attempt--; /* this one is not made */
+    mw_ledger_end(0, d->ledger_hash);
+    mw_verdict_dead(d, "crash", reason, (size_t)n);
+}

@@ -1,0 +1,114 @@
+-- A message that kills its worker: found, isolated, dead-lettered. Those that ran beside it are handled.
+local broker = require "spec.support.broker"
+local clock = require "spec.support.wait"
+local process = require "spec.support.process"
+local supervised = require "spec.support.supervised"
+local C = require "moonwire.internal.cdef"
+
+local late = supervised.late
+local INNOCENTS = 20
+
+C.mw_log_setup(0, 4)
+
+-- The sandbox has nothing that ends a process: the spec does it when the poison has begun.
+local HANDLER = [[
+function M.handle(msg)
+  trace("begin", msg)
+  if msg.body == "poison" then
+    mw.log.info("poison begun")
+    mw.sleep(50)
+  end
+  mw.sleep(msg.attempt == 1 and msg.body == "slow" and 20 or 0.01)
+  trace("done", msg)
+end]]
+
+describe("a message that kills its worker", function()
+  teardown(function() process.cleanup() end)
+
+  local function publish(s, innocents)
+    local list = { { "poison", id = "poison", key = "bad" } }
+    for i = 1, INNOCENTS do list[#list + 1] = { innocents, id = "m" .. i, key = "k" .. i } end
+    for i = 1, INNOCENTS do list[#list + 1] = { "next", id = "n" .. i, key = "k" .. i } end
+    list[#list + 1] = { "next", id = "n-bad", key = "bad" }
+    local b = broker.open(s.url)
+    b:publish("in", list)
+    return b
+  end
+
+  -- Kills the worker that runs the poison, each time it begins it.
+  local function strike(s, times)
+    for n = 1, times do
+      clock.until_(function() return s:count "poison begun" == n end, 20 * late, "poison to begin, time " .. n)
+      local worker
+      for k in s.child:stderr():gmatch "poison begun[^\n]* worker=(%d+)\n" do worker = k end
+      if n == 1 and s.ready then s.ready() end
+      s:kill_worker(worker)
+    end
+  end
+
+  local function check(s, b, deaths)
+    broker.turn_until(function() return b:is_empty "in" end, 40 * late, "all to be settled")
+    assert.equal(0, (s.child:stop(20)), s.child:stderr())
+    local dead = b:messages "in.dead"
+    assert.equal(1, #dead, s.child:stderr())
+    assert.equal("poison", dead[1].id)
+    assert.equal("crash", dead[1].headers["mw-dead-class"])
+    assert.equal(("killed its worker %d times"):format(deaths), dead[1].headers["mw-dead-reason"])
+    assert.equal(tostring(deaths), dead[1].headers["mw-dead-attempts"])
+    assert.equal(deaths, s:count "poison begun")
+    local done, at = {}, 0
+    for _, line in ipairs(s.trace:of "done") do
+      at = at + 1
+      done[line.id] = done[line.id] or at -- again: its worker was killed before the ack stood
+    end
+    for i = 1, INNOCENTS do assert.is_true(done["m" .. i] < done["n" .. i], "key k" .. i .. " is out of order") end
+    assert(done["n-bad"])
+  end
+
+  it("is given up after three, and the twenty beside it are handled, one at a time, in order", function()
+    local s = supervised.scene { flags = { "--workers", "1" }, settings = "timeout = 60, retry = { attempts = 1 },",
+                                 handler = HANDLER }
+    s.ready = function()
+      clock.until_(function() return s.trace:count "begin" == INNOCENTS + 1 end, 10 * late, "all to begin")
+    end
+    local b = publish(s, "slow")
+    s:start()
+    strike(s, 3)
+    check(s, b, 3)
+    local alone -- each suspect ends, or kills, before anything else begins
+    for _, line in ipairs(s.trace:read()) do
+      if alone and line.event == "begin" then
+        assert(alone.id == "poison", line.id .. " began beside " .. alone.id)
+      end
+      if line.event == "begin" then
+        alone = line.attempt > 1 and line or nil
+        assert.is_true(line.attempt <= 2 or line.id == "poison", line.id)
+      else
+        alone = nil
+      end
+    end
+    assert.equal(INNOCENTS + 2, s:count "suspect runs alone")
+  end)
+
+  it("is found with several workers too, by a limit of the project's own", function()
+    local s = supervised.scene {
+      settings = "timeout = 60, retry = { attempts = 1 },", handler = HANDLER,
+      more = "mw.settings { workers = 3, crash_attempts = 2 }",
+    }
+    local b = publish(s, "quick")
+    s:start()
+    strike(s, 2)
+    check(s, b, 2)
+  end)
+
+  it("is not blamed for a drain that was cut short", function()
+    local s = supervised.scene { flags = { "--workers", "1", "--drain", "0.2" }, settings = "timeout = 60,",
+                                 handler = HANDLER }
+    broker.open(s.url):publish("in", { { "poison", id = "poison" } })
+    s:start()
+    s:see "poison begun"
+    s.child:kill "TERM"
+    assert.equal(0, (s.child:wait(10 * late)))
+    assert.equal(0, s:count "suspect")
+  end)
+end)
