@@ -5,6 +5,7 @@
 #include "base/buf.h"
 #include "base/hash.h"
 #include "core/pipeline.h"
+#include "core/timing.h"
 
 typedef enum {
     MW_D_UNKEYED,  /* its lane is not known yet */
@@ -47,6 +48,7 @@ struct mw_delivery {
     mw_text *first_error, *error;
     int64_t not_before;
     uint64_t deadline; /* of the running handler, monotonic ms */
+    uint64_t began_ns; /* of one whose time is measured; 0: it is not */
     void *taker;       /* the owner that runs it */
     uint32_t *running; /* its count */
     mw_outgoing *outgoing, **outgoing_tail;
@@ -57,9 +59,10 @@ struct mw_delivery {
     uint32_t dedupe_len;
     uint32_t settle_tries;
     int64_t delay_ms;
-    uint8_t state; /* mw_delivery_state */
-    uint8_t op;    /* mw_settle_op, once settling */
-    uint8_t mark;  /* mw_mark to set with the ack */
+    uint8_t state;  /* mw_delivery_state */
+    uint8_t op;     /* mw_settle_op, once settling */
+    uint8_t mark;   /* mw_mark to set with the ack */
+    uint8_t weight; /* how many its time stands for */
     bool fenced : 1, counted : 1, hold : 1, failed_publish : 1, refused_publish : 1, dead_letter : 1,
         replay : 1, expired : 1, marked : 1;
 };
@@ -91,7 +94,8 @@ struct mw_pipeline {
     mw_delivery *all;
     uint32_t in_flight, running, budget;
     size_t in_flight_bytes;
-    bool paused; /* told the driver "no room"; it waits for resume */
+    bool paused;  /* told the driver "no room"; it waits for resume */
+    bool stopped; /* by mw_pipeline_pause: nothing is taken */
     bool draining, unsubscribed, closed, abandoned, batch_due;
     mw_timer batch_timer;
 
@@ -111,6 +115,9 @@ struct mw_pipeline {
     uint64_t random;
     uint32_t generation;
     mw_counters counters;
+    uint32_t unmeasured, measure_after; /* taken since the last one whose time is measured; how many may be */
+    mw_timing timing;
+    mw_rate rate;
 };
 
 /* pipeline.c */
