@@ -22,8 +22,8 @@ static void set_text(lua_State *L, const char *name, const char *text) {
     lua_setfield(L, -2, name);
 }
 
-static void set_bytes(lua_State *L, const char *name, const char *text, size_t len) {
-    lua_pushlstring(L, text, len);
+static void set_bytes(lua_State *L, const char *name, const char *text, size_t len) { /* its beginning */
+    lua_pushlstring(L, text, len < TEXT_SHOWN ? len : TEXT_SHOWN);
     lua_setfield(L, -2, name);
 }
 
@@ -102,7 +102,7 @@ static void push_delivery(lua_State *L, const mw_delivery *d) {
     set_ms(L, "since", v.since_ms);
     set_ms(L, "left", v.left_ms);
     if (v.fate) set_text(L, "fate", v.fate);
-    if (v.error) set_bytes(L, "error", v.error->data, v.error->len < TEXT_SHOWN ? v.error->len : TEXT_SHOWN);
+    if (v.error) set_bytes(L, "error", v.error->data, v.error->len);
     set_flag(L, "fenced", v.fenced);
 }
 

@@ -102,8 +102,7 @@ void mw_delivery_look(const mw_delivery *d, mw_delivery_view *out) {
                               .fenced = d->fenced};
     mw_message_parts(d->msg, &out->parts);
     if (d->state == MW_D_RUNNING) {
-        int64_t since = (int64_t)mw_loop_mono_ms(p->loop) - ((int64_t)d->deadline - p->spec.timeout_ms);
-        out->since_ms = since > 0 ? since : 0;
+        out->since_ms = (int64_t)(mw_loop_mono_ms(p->loop) - d->taken);
     } else if (d->state == MW_D_HELD || d->state == MW_D_SETTLING) {
         out->left_ms = until(p, &d->timer);
     }

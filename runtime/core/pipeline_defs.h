@@ -47,10 +47,10 @@ struct mw_delivery {
     mw_timer timer; /* held retry, deadline, or the next try to settle */
     mw_text *first_error, *error;
     int64_t not_before;
-    uint64_t deadline; /* of the running handler, monotonic ms */
-    uint64_t began_ns; /* of one whose time is measured; 0: it is not */
-    void *taker;       /* the owner that runs it */
-    uint32_t *running; /* its count */
+    uint64_t taken, deadline; /* of the running handler, monotonic ms */
+    uint64_t began_ns;        /* of one whose time is measured; 0: it is not */
+    void *taker;              /* the owner that runs it */
+    uint32_t *running;        /* its count */
     mw_outgoing *outgoing, **outgoing_tail;
     uint32_t outgoing_count, confirms_left;
     mw_publication *publications; /* for an atomic settlement; lives until it is settled */

@@ -50,7 +50,8 @@ static mw_delivery *begin(mw_pipeline *p) {
     if (!p->ready[level].first) p->ready_levels &= ~(1u << level);
     p->ready_count--;
     d->state = MW_D_RUNNING;
-    d->deadline = mw_loop_mono_ms(p->loop) + (uint64_t)p->spec.timeout_ms;
+    d->taken = mw_loop_mono_ms(p->loop);
+    d->deadline = d->taken + (uint64_t)p->spec.timeout_ms;
     d->taker = p->events.owner;
     d->running = p->events.running;
     if (d->running) ++*d->running;

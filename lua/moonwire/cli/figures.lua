@@ -19,8 +19,8 @@ local function add(total, p)
   for _, name in ipairs(HIGHEST) do total[name] = highest(total[name], p[name]) end
   total.outstanding = highest(total.outstanding, unsettled_at_broker(p))
   if p.next_retry then total.next_retry = math.min(total.next_retry or math.huge, p.next_retry) end
-  if BREAKERS[p.breaker] > BREAKERS[total.breaker or "closed"] then total.breaker = p.breaker end
-  total.breaker = total.breaker or p.breaker
+  total.breaker = total.breaker or "closed"
+  if (BREAKERS[p.breaker] or 0) > BREAKERS[total.breaker] then total.breaker = p.breaker end
   total.generation = highest(total.generation, p.generation)
   total.processes = (total.processes or 0) + 1
   total.paused_in = (total.paused_in or 0) + (p.paused and 1 or 0)
@@ -60,6 +60,7 @@ function M.each(answers)
   for _, answer in ipairs(answers) do
     for _, p in ipairs(answer.reply.pipelines) do
       p.pid = answer.pid
+      for _, name in ipairs(SUMS) do p[name] = p[name] or 0 end -- of another version, perhaps
       list[#list + 1] = p
     end
   end
@@ -73,14 +74,14 @@ end
 ---@return string
 function M.seconds(s)
   if not s then return "-" end
-  if s < 0.0001 then return ("%.2gus"):format(s * 1e6) end
+  if s < 0.00001 then return s == 0 and "0us" or ("%.1fus"):format(s * 1e6) end
   if s < 0.001 then return ("%.0fus"):format(s * 1e6) end
   if s < 0.01 then return ("%.1fms"):format(s * 1e3) end
   if s < 1 then return ("%.0fms"):format(s * 1e3) end
   if s < 60 then return ("%.1fs"):format(s) end
   local whole = math.floor(s + 0.5)
-  if s < 3600 then return ("%dm%02ds"):format(whole / 60, whole % 60) end
-  if s < 86400 then return ("%dh%02dm"):format(whole / 3600, whole % 3600 / 60) end
+  if whole < 3600 then return ("%dm%02ds"):format(whole / 60, whole % 60) end
+  if whole < 86400 then return ("%dh%02dm"):format(whole / 3600, whole % 3600 / 60) end
   return ("%dd%02dh"):format(whole / 86400, whole % 86400 / 3600)
 end
 
@@ -137,17 +138,43 @@ local COLUMNS = {
   { "STATE", M.state },
 }
 
+-- What a narrow terminal does without, the least important first.
+local DISPENSABLE = { "GEN", "PARKED", "WAITING", "HANDLED", "RUNNING", "OLDEST", "P50", "NEXT" }
+
+local function build(list, each, hidden)
+  local heads, rows = { each and "PID" or nil }, {}
+  for i, p in ipairs(list) do rows[i] = { each and tostring(p.pid) or nil } end
+  for _, column in ipairs(COLUMNS) do
+    if not hidden[column[1]] then
+      heads[#heads + 1] = column[1]
+      for i, p in ipairs(list) do table.insert(rows[i], column[2](p)) end
+    end
+  end
+  return heads, rows
+end
+
+local function width(heads, rows)
+  local sum = 0
+  for i, head in ipairs(heads) do
+    local most = #head
+    for _, row in ipairs(rows) do most = math.max(most, #row[i]) end
+    sum = sum + most + 2
+  end
+  return sum - 2
+end
+
 --- Heads and rows for out.table; with pids in front when each process has its own.
 ---@param list table[]
 ---@param each boolean|nil
+---@param columns integer|false|nil of the terminal: what does not fit is left out
 ---@return string[] heads, string[][] rows
-function M.table(list, each)
-  local heads, rows = { each and "PID" or nil }, {}
-  for _, column in ipairs(COLUMNS) do heads[#heads + 1] = column[1] end
-  for i, p in ipairs(list) do
-    local row = { each and tostring(p.pid) or nil }
-    for _, column in ipairs(COLUMNS) do row[#row + 1] = column[2](p) end
-    rows[i] = row
+function M.table(list, each, columns)
+  local hidden = {}
+  local heads, rows = build(list, each, hidden)
+  for _, name in ipairs(DISPENSABLE) do
+    if not columns or width(heads, rows) <= columns then break end
+    hidden[name] = true
+    heads, rows = build(list, each, hidden)
   end
   return heads, rows
 end

@@ -24,7 +24,7 @@ local function run(values)
     return 0
   end
   local list = values.each and figures.each(answers) or figures.totals(answers)
-  local heads, rows = figures.table(list, values.each)
+  local heads, rows = figures.table(list, values.each, out.terminal(1))
   out.table(heads)(rows)
   if not values.each and #answers > 1 then out.note("%d processes; --each tells them apart", #answers) end
   return 0

@@ -18,7 +18,7 @@ local function frame(dir, each, columns)
   for _, p in ipairs(totals) do rate, in_flight = rate + p.rate, in_flight + p.in_flight end
   local head = ("%s  %s  %s  %.0f/s  %d in flight"):format(os.date "!%H:%M:%SZ", out.plain(project.dir(dir)),
     out.count(#answers, "process", "processes"), rate, in_flight)
-  local heads, rows = figures.table(each and figures.each(answers) or totals, each)
+  local heads, rows = figures.table(each and figures.each(answers) or totals, each, columns)
   local lines = out.layout(heads, rows, columns)
   table.insert(lines, 1, columns and out.cut(head, columns) or head)
   return lines
