@@ -49,9 +49,9 @@ static mw_delivery *begin(mw_pipeline *p) {
     mw_list_remove(&p->ready[level], d);
     if (!p->ready[level].first) p->ready_levels &= ~(1u << level);
     p->ready_count--;
-    d->state = MW_D_RUNNING;
     d->taken = mw_loop_mono_ms(p->loop);
-    d->deadline = d->taken + (uint64_t)p->spec.timeout_ms;
+    d->state = MW_D_RUNNING;
+    d->deadline = mw_loop_mono_ms(p->loop) + (uint64_t)p->spec.timeout_ms;
     d->taker = p->events.owner;
     d->running = p->events.running;
     if (d->running) ++*d->running;
@@ -71,8 +71,7 @@ static void measure(mw_pipeline *p, mw_delivery *d) {
 
 static void measured(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
-    uint64_t now = mw_timing_clock_ns();
-    mw_timing_add(&p->timing, now / 1000000, now - d->began_ns, d->weight);
+    mw_timing_add(&p->timing, mw_loop_mono_ms(p->loop), mw_timing_clock_ns() - d->began_ns, d->weight);
     d->began_ns = 0;
 }
 

@@ -28,7 +28,7 @@ static double bucket_begin(unsigned i) { /* in units */
 
 static void turn(mw_timing *t, uint64_t mono_ms) {
     uint64_t half = mono_ms / MW_TIMING_HALF_MS;
-    if (half <= t->half) return; /* a clock that is read once a turn may lag behind one that is not */
+    if (half <= t->half) return; /* time does not go back */
     if (half == t->half + 1)
         memcpy(t->before, t->now, sizeof t->before);
     else

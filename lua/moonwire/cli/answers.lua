@@ -52,8 +52,9 @@ function answer.reload(app)
     removed = result.removed }
 end
 
-function answer.status(app)
-  return { ok = true, generation = app:generation(), version = core.version, pipelines = json.array(app:status()) }
+function answer.status(app, _, worker)
+  return { ok = true, generation = app:generation(), version = core.version, worker = worker,
+    pipelines = json.array(app:status()) }
 end
 
 function answer.drain(app)
@@ -102,12 +103,13 @@ function answer.pause(app, words) return set_paused(app, words, true) end
 function answer.resume(app, words) return set_paused(app, words, false) end
 
 --- The function that answers, for app:run.
+---@param worker integer|nil which one this is, where there are several
 ---@return fun(line: string): string
-function M.of(app)
+function M.of(app, worker)
   return function(line)
     local word, words = parse(line)
     local known = answer[word]
-    local reply = known and known(app, words) or { ok = false, problems = ("unknown command %q"):format(line) }
+    local reply = known and known(app, words, worker) or { ok = false, problems = ("unknown command %q"):format(line) }
     return (json.encode(printable(reply), { sort = true }))
   end
 end
