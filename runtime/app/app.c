@@ -7,6 +7,7 @@
 
 #include "app/control.h"
 #include "app/notify.h"
+#include "app/report.h"
 #include "app/watch.h"
 #include "base/log.h"
 #include "lua/core.h"
@@ -378,38 +379,49 @@ static int l_close(lua_State *L) {
 
 /* ---- status ---- */
 
-static void push_pipeline(lua_State *L, mw_pipeline *p) {
-    mw_counters c;
-    mw_pipeline_counters(p, &c);
-    lua_newtable(L);
-    lua_pushstring(L, mw_pipeline_name(p));
-    lua_setfield(L, -2, "name");
-    lua_pushstring(L, mw_pipeline_settings(p)->channel);
-    lua_setfield(L, -2, "channel");
-    set_number(L, "in_flight", mw_pipeline_in_flight(p));
-    set_number(L, "running", mw_pipeline_running(p));
-    set_number(L, "received", (double)c.received);
-    set_number(L, "handled", (double)c.handled);
-    set_number(L, "retried", (double)c.retried);
-    set_number(L, "dead", (double)c.dead);
-    set_number(L, "dropped", (double)c.dropped);
-    set_number(L, "deduped", (double)c.deduped);
-    set_number(L, "fenced", (double)c.fenced);
-    set_number(L, "published", (double)c.published);
-    set_number(L, "parked", (double)c.parked);
-    set_number(L, "released", (double)c.released);
-}
-
 static int l_status(lua_State *L) {
     app *a = check_app(L);
     mw_pipeline **list;
     size_t count = mw_site_pipelines(a->site, &list);
     lua_newtable(L);
     for (size_t i = 0; i < count; i++) {
-        push_pipeline(L, list[i]);
+        mw_report_status(L, list[i]);
         lua_rawseti(L, -2, (int)i + 1);
     }
     free(list);
+    return 1;
+}
+
+/* explain(text): for each pipeline what it knows of that key or message id */
+static int l_explain(lua_State *L) {
+    app *a = check_app(L);
+    size_t len;
+    const char *text = luaL_checklstring(L, 2, &len);
+    mw_pipeline **list;
+    size_t count = mw_site_pipelines(a->site, &list);
+    lua_newtable(L);
+    for (size_t i = 0; i < count; i++) {
+        mw_report_explain(L, list[i], text, len);
+        lua_rawseti(L, -2, (int)i + 1);
+    }
+    free(list);
+    return 1;
+}
+
+/* pause(name, paused) -> was there such a pipeline? One that drains takes nothing anyway. */
+static int l_pause(lua_State *L) {
+    app *a = check_app(L);
+    const char *name = luaL_checkstring(L, 2);
+    bool found = false;
+    mw_pipeline **list;
+    size_t count = mw_site_pipelines(a->site, &list);
+    for (size_t i = 0; i < count; i++) {
+        if (mw_pipeline_draining(list[i]) || strcmp(mw_pipeline_name(list[i]), name) != 0) continue;
+        mw_pipeline_pause(list[i], lua_toboolean(L, 3));
+        found = true;
+    }
+    free(list);
+    lua_pushboolean(L, found);
     return 1;
 }
 
@@ -427,11 +439,12 @@ static lua_State *main_thread(lua_State *L) {
 }
 
 int mw_app_new(lua_State *L) {
-    static const luaL_Reg methods[] = {{"load", l_load},   {"start", l_start},   {"reload", l_reload},
-                                       {"run", l_run},     {"drain", l_drain},   {"done", l_done},
-                                       {"idle", l_idle},   {"status", l_status}, {"generation", l_generation},
-                                       {"close", l_close}, {"kill", l_close},    {"__gc", l_close},
-                                       {NULL, NULL}};
+    static const luaL_Reg methods[] = {
+        {"load", l_load},       {"start", l_start},   {"reload", l_reload},
+        {"run", l_run},         {"drain", l_drain},   {"done", l_done},
+        {"idle", l_idle},       {"status", l_status}, {"generation", l_generation},
+        {"explain", l_explain}, {"pause", l_pause},   {"close", l_close},
+        {"kill", l_close},      {"__gc", l_close},    {NULL, NULL}};
     app *a = lua_newuserdata(L, sizeof *a);
     memset(a, 0, sizeof *a);
     if (luaL_newmetatable(L, "moonwire.app")) {

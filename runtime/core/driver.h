@@ -146,7 +146,9 @@ typedef struct mw_depth {
     uint64_t parked;    /* waiting for their key */
     uint64_t unsettled; /* handed out */
     int64_t oldest_ms;  /* publish time of the oldest message not settled; 0 when there is none */
-    bool known;         /* false: the broker has not said yet */
+    int64_t
+        next_due_ms; /* wall time at which the next delayed one is due; 0: none, or the driver cannot tell */
+    bool known;      /* false: the broker has not said yet */
 } mw_depth;
 
 /* ---- from the driver to the core ---- */

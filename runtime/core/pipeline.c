@@ -90,6 +90,13 @@ void mw_pipeline_disown(mw_pipeline *p, const void *owner) {
     p->events.running = NULL;
 }
 
+void mw_pipeline_pause(mw_pipeline *p, bool pause) {
+    p->stopped = pause;
+    if (pause) return;
+    mw_source_maybe_resume(p);
+    mw_pipeline_wake(p);
+}
+
 bool mw_pipeline_draining(const mw_pipeline *p) { return p->draining; }
 
 int mw_pipeline_start(mw_pipeline *p, mw_error *e) {

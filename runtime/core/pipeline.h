@@ -33,6 +33,8 @@ void mw_pipeline_abandon(
  * that took it. */
 void mw_pipeline_adopt(mw_pipeline *p, const mw_pipeline_spec *spec, mw_pipeline_events events);
 void mw_pipeline_disown(mw_pipeline *p, const void *owner); /* the owner goes: it is told nothing more */
+void mw_pipeline_pause(mw_pipeline *p, bool pause); /* take and fetch nothing, until it is undone; what runs
+                                                       may end. Survives mw_pipeline_adopt */
 bool mw_pipeline_draining(const mw_pipeline *p);
 bool mw_pipeline_idle(
     mw_pipeline *p); /* nothing in flight, nothing waiting at the broker, no retry pending */

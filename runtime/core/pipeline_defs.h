@@ -5,6 +5,7 @@
 #include "base/buf.h"
 #include "base/hash.h"
 #include "core/pipeline.h"
+#include "core/timing.h"
 
 typedef enum {
     MW_D_UNKEYED,  /* its lane is not known yet */
@@ -46,9 +47,10 @@ struct mw_delivery {
     mw_timer timer; /* held retry, deadline, or the next try to settle */
     mw_text *first_error, *error;
     int64_t not_before;
-    uint64_t deadline; /* of the running handler, monotonic ms */
-    void *taker;       /* the owner that runs it */
-    uint32_t *running; /* its count */
+    uint64_t taken, deadline; /* of the running handler, monotonic ms */
+    uint64_t began_ns;        /* of one whose time is measured; 0: it is not */
+    void *taker;              /* the owner that runs it */
+    uint32_t *running;        /* its count */
     mw_outgoing *outgoing, **outgoing_tail;
     uint32_t outgoing_count, confirms_left;
     mw_publication *publications; /* for an atomic settlement; lives until it is settled */
@@ -59,9 +61,10 @@ struct mw_delivery {
     uint32_t ledger_entry; /* supervised: where it stands while a handler has it */
     uint64_t ledger_hash;
     int64_t delay_ms;
-    uint8_t state; /* mw_delivery_state */
-    uint8_t op;    /* mw_settle_op, once settling */
-    uint8_t mark;  /* mw_mark to set with the ack */
+    uint8_t state;  /* mw_delivery_state */
+    uint8_t op;     /* mw_settle_op, once settling */
+    uint8_t mark;   /* mw_mark to set with the ack */
+    uint8_t weight; /* how many its time stands for */
     bool fenced : 1, counted : 1, hold : 1, failed_publish : 1, refused_publish : 1, dead_letter : 1,
         replay : 1, expired : 1, marked : 1, on_ledger : 1, suspect : 1;
     bool late; /* not a bit: a signal handler sets it */
@@ -94,7 +97,8 @@ struct mw_pipeline {
     mw_delivery *all;
     uint32_t in_flight, running, budget;
     size_t in_flight_bytes;
-    bool paused; /* told the driver "no room"; it waits for resume */
+    bool paused;  /* told the driver "no room"; it waits for resume */
+    bool stopped; /* by mw_pipeline_pause: nothing is taken */
     bool draining, unsubscribed, closed, abandoned, batch_due;
     bool refused; /* waits until a suspect has ended, see isolate.c */
     mw_pipeline *refused_next;
@@ -116,6 +120,9 @@ struct mw_pipeline {
     uint64_t random;
     uint32_t generation;
     mw_counters counters;
+    uint32_t unmeasured, measure_after; /* taken since the last one whose time is measured; how many may be */
+    mw_timing timing;
+    mw_rate rate;
 };
 
 /* pipeline.c */

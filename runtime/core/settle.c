@@ -27,6 +27,7 @@ void mw_pipeline_check_drained(mw_pipeline *p) {
 
 void mw_pipeline_flush(mw_pipeline *p) {
     if (!p->settlements.len) return;
+    mw_rate_note(&p->rate, mw_loop_mono_ms(p->loop), p->counters.handled);
     if (p->spec.dedupe) mw_link_flush(p->spec.dedupe); /* "done" stands before the ack */
     mw_buf batch = p->settlements;
     p->settlements = (mw_buf){0}; /* the driver may cause new ones */

@@ -50,6 +50,7 @@ void mw_delivery_drop(mw_delivery *d, const char *reason, size_t reason_len) {
 }
 
 void mw_delivery_duplicate(mw_delivery *d) {
+    d->began_ns = 0; /* no handler ran */
     if (!still_ours(d)) return;
     d->pipeline->counters.deduped++;
     free(d->dedupe_key); /* the record belongs to the one that was handled */
@@ -60,6 +61,7 @@ void mw_delivery_duplicate(mw_delivery *d) {
 }
 
 void mw_delivery_busy(mw_delivery *d) {
+    d->began_ns = 0;
     if (!still_ours(d)) return;
     free(d->dedupe_key);
     d->dedupe_key = NULL;

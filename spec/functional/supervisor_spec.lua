@@ -128,8 +128,8 @@ describe("run --workers", function()
     s:start()
     s:see "all workers started"
     local function ask(...) return process.run { binary, ... } end
-    for _, command in ipairs { "reload", "status", "drain" } do
-      local answer = ask(command, s.dir)
+    for _, command in ipairs { { "reload", s.dir }, { "status", s.dir, "--each" }, { "drain", s.dir } } do
+      local answer = ask(unpack(command))
       assert.equal(0, answer.code, answer.stderr)
       for k = 1, 2 do assert(answer.stdout:find(tostring(s:pid(k)), 1, true), answer.stdout .. answer.stderr) end
     end

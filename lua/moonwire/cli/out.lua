@@ -149,6 +149,19 @@ function M.table(heads)
   end
 end
 
+--- The lines of a small table, cut to `columns` when given.
+---@param heads string[]
+---@param rows string[][]
+---@param columns integer|nil
+---@return string[]
+function M.layout(heads, rows, columns)
+  local widths = widths_of(heads, rows)
+  local lines = { format_row(heads, widths, columns) }
+  for _, row in ipairs(rows) do lines[#lines + 1] = format_row(row, widths, columns) end
+  for i, line in ipairs(lines) do lines[i] = columns and M.cut(line, columns) or line end
+  return lines
+end
+
 -- ---- times and numbers ----
 
 ---@param seconds number since 1970

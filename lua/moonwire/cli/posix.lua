@@ -15,6 +15,9 @@ char *mwc_realpath(const char *path, char *out) __asm__("realpath");
 void *mwc_opendir(const char *path) __asm__("opendir");
 int mwc_closedir(void *dir) __asm__("closedir");
 int mwc_access(const char *path, int mode) __asm__("access");
+int mwc_tcgetattr(int fd, void *termios) __asm__("tcgetattr");
+int mwc_tcsetattr(int fd, int when, const void *termios) __asm__("tcsetattr");
+int mwc_ioctl(int fd, unsigned long request, ...) __asm__("ioctl");
 char *mwc_strerror(int code) __asm__("strerror");
 ]]
 
@@ -76,6 +79,29 @@ function M.read(fd)
   local code = ffi.errno()
   if code == EINTR or code == EAGAIN then return nil end
   return nil, why()
+end
+
+-- ---- the terminal ----
+
+local TIOCGWINSZ, ICANON, ECHO, LFLAG = 0x5413, 2, 8, 3 -- c_lflag is the fourth word of struct termios
+
+--- Keys come one by one and are not shown, until the function that is returned is called; nil where there are none.
+---@return fun()|nil restore
+function M.single_keys(fd)
+  local before, now = ffi.new "uint32_t[64]", ffi.new "uint32_t[64]" -- glibc needs 60 bytes
+  if C.mwc_tcgetattr(fd, before) ~= 0 then return nil end
+  ffi.copy(now, before, 256)
+  now[LFLAG] = bit.band(now[LFLAG], bit.bnot(ICANON + ECHO))
+  C.mwc_tcsetattr(fd, 0, now)
+  return function() C.mwc_tcsetattr(fd, 0, before) end
+end
+
+--- How many lines the terminal has; nil when it does not say.
+---@return integer|nil
+function M.lines(fd)
+  local size = ffi.new "uint16_t[4]"
+  if C.mwc_ioctl(fd, TIOCGWINSZ, size) ~= 0 or size[0] == 0 then return nil end
+  return size[0]
 end
 
 -- ---- files ----

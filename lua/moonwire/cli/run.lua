@@ -1,9 +1,9 @@
 --- moonwire run: loads a project, runs its pipelines until a signal or, with --once, until everything is settled.
 local C = require "moonwire.internal.cdef"
+local answers = require "moonwire.cli.answers"
 local broker = require "moonwire.cli.broker"
 local core = require "moonwire.core"
 local fail = require "moonwire.cli.fail"
-local json = require "moonwire.json"
 local log = require "moonwire.log"
 local metrics = require "moonwire.metrics"
 local out = require "moonwire.cli.out"
@@ -42,29 +42,6 @@ local function summarise(app)
   end
   local all = metrics.all()
   if next(all) then log.info("metrics", all) end
-end
-
---- A command that came through the control socket; the answer is one JSON object.
-local function command(app, slot)
-  return function(line)
-    local reply
-    if line == "reload" then
-      local result, problems = app:reload()
-      reply = result and { ok = true, generation = result.generation, kept = result.kept, added = result.added,
-        removed = result.removed } or { ok = false, problems = problems:gsub("^!", "") }
-      if result then log.info("reloaded", result) else log.error("reload refused", { error = reply.problems }) end
-    elseif line == "status" then
-      reply = { ok = true, generation = app:generation(), version = core.version, worker = slot,
-        pipelines = json.array(app:status()) }
-    elseif line == "drain" then
-      log.info("draining", { by = "command" })
-      app:drain()
-      reply = { ok = true }
-    else
-      reply = { ok = false, problems = ("unknown command %q"):format(line) }
-    end
-    return json.encode(reply, { sort = true })
-  end
 end
 
 --- Not being able to open the door is no reason not to work.
@@ -106,7 +83,7 @@ local function run(values)
   local dir = project.dir(values.DIR)
   local code, why = app:run {
     once = values.once, drain = values.drain or settings.drain, watch = values.watch and dir, control = control_of(dir),
-    command = command(app, values.slot),
+    command = answers.of(app),
   }
   if not code then fail.raise(fail.FAILED, why) end
   summarise(app)

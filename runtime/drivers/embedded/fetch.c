@@ -402,6 +402,20 @@ static uint64_t oldest_seq(mw_sub *s, MDB_txn *txn) {
     return oldest;
 }
 
+/* When the next delayed one is due: their rows are sorted by it. */
+static int64_t next_due(mw_sub *s, MDB_txn *txn) {
+    mwe_key prefix;
+    MDB_cursor *c;
+    MDB_val *group = mwe_key_group(&prefix, s->channel_id, s->group_id), key = *group, value;
+    int64_t due = 0;
+    if (mdb_cursor_open(txn, s->conn->store->table[MWE_DUE], &c)) return 0;
+    if (mdb_cursor_get(c, &key, &value, MDB_SET_RANGE) == 0 && mwe_has_prefix(&key, group) &&
+        key.mv_size == MWE_SORTED_KEY)
+        due = (int64_t)mwe_get64((const uint8_t *)key.mv_data + MWE_GROUP_KEY);
+    mdb_cursor_close(c);
+    return due;
+}
+
 bool mwe_depth(mw_sub *s, mw_depth *out) {
     *out = (mw_depth){0};
     mwe_key k;
@@ -419,6 +433,7 @@ bool mwe_depth(mw_sub *s, mw_depth *out) {
                           .parked = row.parked,
                           .unsettled = flying,
                           .known = true};
+        if (row.due) out->next_due_ms = next_due(s, txn);
         uint64_t seq = oldest_seq(s, txn);
         if (seq != UINT64_MAX) out->oldest_ms = message_time(s, txn, seq);
     }
