@@ -1,6 +1,6 @@
 --- What handlers and `moonwire.lua` see: `local mw = require "moonwire"`. `connect`, `pipeline`, `settings` and `env`
 --- belong to the project that is being
---- read (internal/project.lua).
+--- read (internal/config/project.lua).
 local C = require "moonwire.internal.cdef"
 local async = require "moonwire.internal.async"
 local fault = require "moonwire.internal.fault"

@@ -219,7 +219,7 @@ local function shown(default)
 end
 
 describe("docs/configuration.md", function()
-  local PROJECT, POLICY = "lua/moonwire/internal/project.lua", "lua/moonwire/internal/policy.lua"
+  local PROJECT, POLICY = "lua/moonwire/internal/config/project.lua", "lua/moonwire/internal/config/policy.lua"
   local retry = rules_in(POLICY, "RULES")
   local top, class = { classes = {} }, rules_in(POLICY, "CLASS")
   for name, rule in pairs(retry) do
@@ -419,7 +419,7 @@ describe("examples/orders/demo", function()
     assert(out:find 'order accepted[^\n]*id=o%-2.*order accepted[^\n]*id=o%-3', out)
     -- every command it proposes works, where one is proposed to a person without a terminal
     for line in out:match("Try next(.*)$"):gmatch "\n  ([^#\n][^\n]*)" do
-      if core.source "lua/moonwire/cli/test.lua" or not line:find(" test ", 1, true) then
+      if core.source "lua/moonwire/cli/verbs/test.lua" or not line:find(" test ", 1, true) then
         local tried = process.run { "bash", "-c", line, timeout = 60 }
         assert(tried.code == 0, line .. "\n" .. tried.stdout .. tried.stderr)
       end

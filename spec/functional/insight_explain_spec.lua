@@ -1,5 +1,5 @@
 -- moonwire explain: one sentence for each thing that keeps a message or a key where it is.
-local cli = require "spec.functional.cli_support"
+local cli = require "spec.functional.cli.support"
 local insight = require "spec.functional.insight_support"
 
 describe("explain", function()

@@ -1,6 +1,6 @@
 -- insight_support.lua - a project on the embedded broker whose handler does what the body says, run by the real binary.
 local clock = require "spec.support.wait"
-local cli = require "spec.functional.cli_support"
+local cli = require "spec.functional.cli.support"
 
 local M = {}
 

@@ -31,7 +31,7 @@ function M.find(name) return by_name[name] end
 --- The verb's description and code: a table as args.lua describes it, with `run(values) -> exit code`, and maybe
 --- `verbs` of its own; or a function(argv, from) -> exit code, which reads its words itself.
 ---@return table|fun(argv: string[], from: integer): integer
-function M.load(name) return require("moonwire.cli." .. name) end
+function M.load(name) return require("moonwire.cli.verbs." .. name) end
 
 ---@return string[]
 function M.names()

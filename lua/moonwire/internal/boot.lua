@@ -2,11 +2,11 @@
 --- handlers.
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
-local fields = require "moonwire.internal.fields"
+local fields = require "moonwire.internal.config.fields"
 local ffi = require "ffi"
 local json = require "moonwire.json"
 local message = require "moonwire.internal.message"
-local project = require "moonwire.internal.project"
+local project = require "moonwire.internal.config.project"
 local runtime = require "moonwire.internal.runtime"
 local verdict = require "moonwire.internal.verdict"
 local wait = require "moonwire.internal.wait"

@@ -1,5 +1,5 @@
 -- `.env` files: what they may hold, what is said about the rest, and who wins.
-local env = require "moonwire.internal.env"
+local env = require "moonwire.internal.config.env"
 
 describe("env.parse", function()
   local LINES = {

@@ -1,5 +1,5 @@
 -- Settings against rules: every kind, what is unknown or missing, and the line that is to blame.
-local fields = require "moonwire.internal.fields"
+local fields = require "moonwire.internal.config.fields"
 
 local RULES = {
   name = { kind = "string" }, on = { kind = "boolean" }, count = { kind = "integer", min = 1, max = 10, default = 3 },

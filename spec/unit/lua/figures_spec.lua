@@ -1,5 +1,5 @@
 -- The numbers of `status` and `top`: sums over processes, and how they read.
-local figures = require "moonwire.cli.figures"
+local figures = require "moonwire.cli.process.figures"
 
 local function pipeline(fields)
   local p = { name = "p", channel = "c", generation = 1, breaker = "closed", paused = false, draining = false }
@@ -71,7 +71,7 @@ end)
 
 describe("the lines of the control socket", function()
   it("carry any text", function()
-    local answers_ = require "moonwire.cli.answers"
+    local answers_ = require "moonwire.cli.process.answers"
     local asked
     local app = {
       explain = function(_, text) asked = text return {} end,

@@ -1,7 +1,7 @@
 -- `retry = { … }`: what holds by default, what classes take over, what ends up in the C struct, what is refused.
 local ffi = require "ffi"
 require "moonwire.internal.cdef"
-local policy = require "moonwire.internal.policy"
+local policy = require "moonwire.internal.config.policy"
 
 local KINDS = { [0] = "retry", "dead", "outage" }
 local BACKOFFS = { [0] = "exponential", "fixed", "list" }

@@ -1,6 +1,6 @@
 -- The world of user scripts: what is in it, what is not, and what accidents it turns into errors.
 local process = require "spec.support.process"
-local sandbox = require "moonwire.internal.sandbox"
+local sandbox = require "moonwire.internal.config.sandbox"
 
 local dir
 

@@ -1,0 +1,134 @@
+--- Opening a broker for a command: where its address comes from, and what to refuse before it is touched.
+local C = require "moonwire.internal.cdef"
+local env = require "moonwire.internal.config.env"
+local fail = require "moonwire.cli.fail"
+local ffi = require "ffi"
+local posix = require "moonwire.cli.posix"
+local wait = require "moonwire.internal.wait"
+
+local M = {}
+
+-- As in runtime/core/driver.h.
+M.CAN = { delay = 1, priority = 2, browse = 32, remove = 64 }
+
+M.FLAG = { "broker", "URL", "the broker, such as embedded:data\n(default: BROKER_URL, from the environment or ./.env)",
+  short = "b" }
+
+-- ---- addresses ----
+
+local function unescape(text)
+  return (text:gsub("%%(%x%x)", function(hex) return string.char(tonumber(hex, 16)) end))
+end
+
+local function escape(path)
+  return (path:gsub("[%%?]", { ["%"] = "%25", ["?"] = "%3F" }))
+end
+
+--- The folder of an embedded broker, or nil for others.
+---@return string|nil path, string|nil query
+local function folder(url)
+  local path, query = url:match "^embedded:([^?]*)(.*)$"
+  if not path or path == "" then return nil end
+  return unescape(path), query
+end
+
+--- A folder given on the command line is relative to the working directory, wherever the address is used later.
+---@param url string
+---@return string
+function M.absolute(url)
+  local path, query = folder(url)
+  if not path or path:sub(1, 1) == "/" then return url end
+  local cwd = posix.realpath "."
+  if not cwd then fail.raise(fail.FAILED, "the working directory does not exist any more") end
+  return "embedded:" .. escape(cwd .. "/" .. path) .. query
+end
+
+local function canonical(url)
+  local path = folder(url)
+  if not path then return url end
+  return "embedded:" .. (posix.realpath(path) or path)
+end
+
+--- Do both name the same broker? Folders are compared as the system sees them; options do not matter.
+---@return boolean
+function M.same(a, b) return a == b or canonical(a) == canonical(b) end
+
+local function from_env_file()
+  local file = io.open ".env"
+  if not file then return nil end
+  local text = file:read "*a" or ""
+  file:close()
+  local values, err = env.parse(text, ".env")
+  if not values then fail.raise(fail.CONFIG, err) end
+  return values.BROKER_URL
+end
+
+local function given(values)
+  local url = values.broker or os.getenv "BROKER_URL" or from_env_file()
+  if not url or url == "" then fail.usage "which broker? Say --broker URL, or set BROKER_URL" end
+  return M.absolute(url)
+end
+
+-- ---- opening ----
+
+-- A misspelt folder must not become a new, empty store.
+local function must_exist(url)
+  local path = folder(url)
+  if path and not posix.exists(path .. "/moonwire.mdb") then
+    local what = posix.is_dir(path) and "no store in the folder %s" or "there is no folder %s"
+    fail.raise(fail.UNAVAILABLE, what .. " (nothing was created)", path)
+  end
+end
+
+local function shown(link) return ffi.string(C.mw_link_url(link)) end
+
+---@class moonwire.Broker
+---@field link ffi.cdata*
+---@field url string without a password
+
+--- Opens the broker of the command line, or ends the command.
+---@param values table with `broker`
+---@param options { create: boolean|nil, need: string[]|nil }|nil `need`: of M.CAN
+---@return moonwire.Broker
+function M.open(values, options)
+  options = options or {}
+  local url, failure = given(values), ffi.new "mw_failure"
+  local link = C.mw_vm_link(wait.vm, url, failure)
+  if link == nil then fail.usage("--broker: %s", ffi.string(failure.text)) end
+  local self = { link = link, url = shown(link) }
+  for _, what in ipairs(options.need or {}) do M.need(self, what) end
+  if not options.create then must_exist(url) end
+  if C.mw_vm_link_open(link, failure) ~= 0 then
+    fail.raise(fail.UNAVAILABLE, "%s: %s", self.url, ffi.string(failure.text))
+  end
+  return self
+end
+
+local WORDS = {
+  delay = "cannot delay messages",
+  priority = "knows no priorities",
+  browse = "does not let anybody look into a channel",
+  remove = "does not let anybody remove single messages",
+}
+
+--- Ends the command when the broker cannot do it.
+---@param self moonwire.Broker
+---@param what string of M.CAN
+function M.need(self, what)
+  if bit.band(C.mw_vm_link_can(self.link), M.CAN[what]) == 0 then
+    fail.raise(fail.UNAVAILABLE, "%s: this broker %s", self.url, WORDS[what])
+  end
+end
+
+--- Checks a channel's name as the project reader does.
+---@param name string
+---@return string
+function M.channel(name)
+  if name == "" then fail.usage "the channel's name is empty" end
+  if #name > 249 or name:find "[%z\1-\31\127]" then
+    fail.usage "a channel's name has at most 249 bytes and no control characters"
+  end
+  return name
+end
+
+return M

@@ -1,0 +1,350 @@
+--- Reads a project: `.env`, `moonwire.lua`, the handlers it names and their schemas. Everything that can be checked
+--- without a broker is checked here;
+--- all problems are collected, so that one look shows them all.
+local C = require "moonwire.internal.cdef"
+local env = require "moonwire.internal.config.env"
+local fields = require "moonwire.internal.config.fields"
+local ffi = require "ffi"
+local handler = require "moonwire.internal.config.handler"
+local policy = require "moonwire.internal.config.policy"
+local sandbox = require "moonwire.internal.config.sandbox"
+local wait = require "moonwire.internal.wait"
+
+local M = {}
+
+local ORDERS = { none = 0, key = 1, source = 2 }
+-- as in core/driver.h
+local CAN_DEDUPE, CAN_RETAIN = 16, 256
+local ON_DEAD = { continue = 0, hold_key = 1, dead_key = 2 }
+
+local PIPELINE = {
+  from = { kind = "any", required = 'name the channel it reads, such as broker:channel "orders"' },
+  handler = { kind = "any", required = 'name the module, such as "handlers.orders"' },
+  options = { kind = "table" },
+  order = { kind = "choice", of = { "key", "source", "none" }, default = "key" },
+  key = { kind = "any" },
+  concurrency = { kind = "integer", min = 1, max = 100000, default = 64 },
+  timeout = { kind = "seconds", min = 0.001, default = 30 },
+  retry = { kind = "table" },
+  dead = { kind = "any" },
+  on_dead = { kind = "choice", of = { "continue", "hold_key", "dead_key" }, default = "continue" },
+  dedupe = { kind = "any" },
+  group = { kind = "string" },
+  start = { kind = "choice", of = { "oldest", "newest" }, default = "oldest" },
+  buffer = { kind = "table" },
+  batch = { kind = "table" },
+  lease = { kind = "seconds", min = 1, default = 30 },
+}
+local BUFFER = {
+  count = { kind = "integer", min = 1, max = 10000000 },
+  bytes = { kind = "integer", min = 1024, max = 2 ^ 40, default = 64 * 1024 * 1024 },
+}
+local BATCH = {
+  size = { kind = "integer", min = 1, max = 100000, default = 100 },
+  wait = { kind = "seconds", default = 0.05 },
+}
+local DEDUPE = {
+  ttl = { kind = "seconds", min = 0.001, default = 600 },
+  key = { kind = "any" },
+  store = { kind = "any" },
+}
+local RETAIN = { age = { kind = "seconds", min = 0.001 }, count = { kind = "integer", min = 1, max = 1e12 } }
+local SETTINGS = {
+  drain = { kind = "seconds", default = 25 },
+  workers = { kind = "integer", min = 1, max = 256 },
+  crash_attempts = { kind = "integer", min = 1, max = 1000, default = 3 },
+  watchdog = { kind = "boolean", default = true },
+  memory = { kind = "bytes", min = 16 * 1024 * 1024, default = "1GB" },
+}
+
+--- Where in the project the caller's caller stands.
+local function position(self, what)
+  for level = 3, 8 do
+    local info = debug.getinfo(level, "Sl")
+    if not info then break end
+    local file = info.source:match "^@(.*)"
+    if file and self.sandbox.files[file] then
+      return { file = file, line = info.currentline, source = self.sandbox.files[file], what = what }
+    end
+  end
+  return { file = "moonwire.lua", line = 1, what = what }
+end
+
+-- ---- connections and channels ----
+
+local Connection, Channel = {}, {}
+Connection.__index, Channel.__index = Connection, Channel
+
+---@class moonwire.Channel
+---@field name string
+function Channel:link_of() return self.connection.link end
+
+---@class moonwire.Connection
+
+--- A named place on this connection: a queue, stream or topic, by its name as it is.
+---@param name string
+---@param options { retain: { age: number|nil, count: integer|nil }|nil }|nil
+---@return moonwire.Channel
+function Connection:channel(name, options)
+  if type(name) ~= "string" or name == "" then error("channel: the name must be a string that is not empty", 2) end
+  if #name > 249 or name:find "[%z\1-\31\127]" then
+    error("channel: the name must have at most 249 bytes and no control characters", 2)
+  end
+  local project = self.project
+  local channel = setmetatable({ name = name, connection = self }, Channel)
+  if options ~= nil then
+    local where = position(project, ("channel %q"):format(name))
+    if type(options) ~= "table" then error("channel: the options must be a table", 2) end
+    options = fields.check(options, { retain = { kind = "table" } }, where, project.problems)
+    if options.retain then
+      local retain = fields.check(options.retain, RETAIN, where, project.problems, "retain")
+      if not project.rewrite and bit.band(C.mw_vm_link_can(self.link), CAN_RETAIN) == 0 then
+        local text = "%s:%d: %s: %s cannot keep messages that were handled: leave out retain"
+        project.problems[#project.problems + 1] = text:format(where.file,
+          fields.line_of(where.source, where.line, "retain"), where.what, ffi.string(C.mw_vm_link_driver(self.link)))
+      end
+      project.declared[#project.declared + 1] = { channel = channel, retain = retain }
+    end
+  end
+  return channel
+end
+
+--- `embedded:data` means a folder of the project, wherever the process was started.
+local function resolve(url, dir)
+  local path = url:match "^embedded:([^/].*)$"
+  local folder = dir:gsub("[%%?]", { ["%"] = "%25", ["?"] = "%3F" }) -- a URL, not a path
+  return path and "embedded:" .. folder .. "/" .. path or url
+end
+
+--- For specs: every broker of the project becomes one of its own, named after `prefix` and its place.
+local function rewriter(prefix)
+  local known, count = {}, 0
+  return function(url)
+    if not known[url] then
+      count = count + 1
+      known[url] = count == 1 and prefix or ("%s.%d"):format(prefix, count)
+    end
+    return known[url]
+  end
+end
+
+--- Called as the tail of mw.connect, so that level 2 is the line of the user.
+local function connect(self, url)
+  if type(url) ~= "string" then error("mw.connect: expected a broker URL, such as embedded:data", 3) end
+  local failure = ffi.new "mw_failure"
+  local given = url
+  if self.rewrite then url = self.rewritten(url) end
+  local link = C.mw_vm_link(wait.vm, resolve(url, self.dir), failure)
+  if link == nil then error("mw.connect: " .. ffi.string(failure.text), 3) end
+  local connection = setmetatable({ url = url, given = given, link = link, project = self }, Connection)
+  self.connections[#self.connections + 1] = connection
+  return connection
+end
+
+local function is_channel(value) return getmetatable(value) == Channel end
+
+-- ---- pipelines ----
+
+local function declare(self, name, settings)
+  local what = ("pipeline %q"):format(tostring(name))
+  if type(name) ~= "string" or not name:match "^[%w_%-%.]+$" or #name > 100 then
+    error(("mw.pipeline: %q is not a name: letters, digits, _ - . and at most 100 of them"):format(tostring(name)), 3)
+  end
+  if type(settings) ~= "table" then error(('mw.pipeline: write mw.pipeline "%s" { … }'):format(name), 3) end
+  if self.by_name[name] then error(("mw.pipeline: there are two pipelines named %q"):format(name), 3) end
+  local where = position(self, what)
+  self.by_name[name] = true
+  self.pipelines[#self.pipelines + 1] = { name = name, given = settings, where = where }
+end
+
+local function complain(self, p, field, text)
+  local line = fields.line_of(p.where.source, p.where.line, field)
+  self.problems[#self.problems + 1] = ("%s:%d: %s: %s"):format(p.where.file, line, p.where.what, text)
+end
+
+local function channel_or_name(self, p, field, value, from)
+  if is_channel(value) then return value end
+  if type(value) == "string" and value ~= "" and from then
+    return setmetatable({ name = value, connection = from.connection }, Channel)
+  end
+  local text = "%s must be a channel, such as broker:channel \"orders\", got a %s"
+  complain(self, p, field, text:format(field, type(value)))
+  return nil
+end
+
+local function dedupe_of(self, p, settings, from)
+  if settings == nil or settings == false then return nil end
+  if settings == true then settings = {} end
+  if type(settings) ~= "table" then
+    complain(self, p, "dedupe", "dedupe must be true or a table such as { ttl = 600 }")
+    return nil
+  end
+  local d = fields.check(settings, DEDUPE, p.where, self.problems, "dedupe")
+  if d.key ~= nil and type(d.key) ~= "string" and type(d.key) ~= "function" then
+    complain(self, p, "dedupe", "dedupe.key must be a path into the data or a function of the message")
+  end
+  local store = d.store
+  if store == nil then
+    d.link = from.connection.link
+    if bit.band(C.mw_vm_link_can(d.link), CAN_DEDUPE) == 0 then store = "memory" end
+  end
+  if store == "memory" then store = "memory:moonwire-dedupe" end
+  if type(store) == "string" then
+    if self.rewrite then store = self.rewritten(store) end
+    local failure = ffi.new "mw_failure"
+    d.link = C.mw_vm_link(wait.vm, resolve(store, self.dir), failure)
+    if d.link == nil then complain(self, p, "store", "dedupe.store: " .. ffi.string(failure.text)) return nil end
+  elseif getmetatable(store) == Connection then
+    d.link = store.link
+  elseif store ~= nil then
+    complain(self, p, "store", 'dedupe.store must be "memory", a broker URL or a connection')
+  end
+  return d
+end
+
+local function lane_key(self, p, key)
+  if key == nil then return nil end
+  if type(key) == "function" then return key end
+  if type(key) == "string" and key ~= "" then return function(msg) return (msg:get(key)) end end
+  complain(self, p, "key", "key must be a path into the data, such as \"customer.id\", or a function of the message")
+  return nil
+end
+
+--- Everything about one pipeline, checked; nil when it cannot be built.
+local function settle_pipeline(self, p)
+  local s = fields.check(p.given, PIPELINE, p.where, self.problems)
+  if s.from == nil or s.handler == nil then return end
+  local from = channel_or_name(self, p, "from", s.from)
+  local dead
+  if s.dead ~= nil then
+    dead = channel_or_name(self, p, "dead", s.dead, from)
+  elseif from then
+    dead = setmetatable({ name = from.name .. ".dead", connection = from.connection }, Channel)
+  end
+  if s.dead == false then
+    complain(self, p, "dead",
+      "dead = false would lose messages: leave it out, and they go to the channel's name + \".dead\"")
+  end
+  local loaded, err = handler.load(self, s.handler, s.options)
+  if not loaded then complain(self, p, "handler", err) end
+  local fill_policies = policy.prepare(s.retry, p.where, self.problems)
+  local buffer = fields.check(s.buffer or {}, BUFFER, p.where, self.problems, "buffer")
+  local batch = fields.check(s.batch or {}, BATCH, p.where, self.problems, "batch")
+  local key = lane_key(self, p, s.key)
+  if key and s.order ~= "key" then complain(self, p, "key", 'key needs order = "key"') end
+  if s.batch and loaded and not loaded.handle_batch then
+    complain(self, p, "batch", "batch needs a handler with handle_batch(messages)")
+  end
+  if not (from and dead and loaded) then return end
+  if from.name == dead.name and from.connection == dead.connection then
+    complain(self, p, "dead", "dead letters would go back into the channel they came from")
+    return
+  end
+  p.from, p.dead, p.loaded, p.key, p.settings = from, dead, loaded, key, s
+  p.dedupe = dedupe_of(self, p, s.dedupe, from)
+  if #self.problems > 0 then return end -- a setting that was refused has no value to go on with
+  p.batch_size = loaded.handle_batch and batch.size or 1
+  p.batch_wait = batch.wait
+  p.buffer_bytes, p.fill_policies = buffer.bytes, fill_policies
+  p.buffer_count = buffer.count or math.max(1024, 4 * s.concurrency, 2 * p.batch_size)
+  return true
+end
+
+local function spec_of(p)
+  local s, spec = p.settings, ffi.new "mw_pipeline_spec"
+  local keep = { p.name, p.from.name, s.group or p.name, p.dead.name }
+  spec.name, spec.channel, spec.group, spec.dead_channel = keep[1], keep[2], keep[3], keep[4]
+  spec.from, spec.dead = p.from:link_of(), p.dead:link_of()
+  if p.dedupe then
+    spec.dedupe, spec.dedupe_ttl_ms = p.dedupe.link, math.floor(p.dedupe.ttl * 1000)
+  end
+  spec.order, spec.own_key = ORDERS[s.order], p.key ~= nil
+  spec.from_start = s.start == "oldest"
+  spec.concurrency, spec.buffer_count, spec.buffer_bytes = s.concurrency, p.buffer_count, p.buffer_bytes
+  spec.timeout_ms, spec.lease_ms = math.floor(s.timeout * 1000), math.floor(s.lease * 1000)
+  spec.on_dead = ON_DEAD[s.on_dead]
+  spec.batch_size, spec.batch_wait_ms = p.batch_size, math.floor(p.batch_wait * 1000)
+  p.fill_policies(spec)
+  return spec, keep
+end
+
+local function check_spec(self, p)
+  local failure = ffi.new "mw_failure"
+  local spec, keep = spec_of(p)
+  p.spec, p.keep = spec, keep -- the texts must live as long as the struct that points at them
+  if C.mw_vm_pipeline_check(spec, failure) ~= 0 then complain(self, p, "name", ffi.string(failure.text)) end
+end
+
+-- ---- reading ----
+
+local function read_env(self)
+  local text = sandbox.read_file(self.dir .. "/.env")
+  if not text then return {} end
+  local values, err = env.parse(text, ".env")
+  if not values then self.problems[#self.problems + 1] = err end
+  return values or {}
+end
+
+local function api(self)
+  local mw = require "moonwire"
+  mw.env, self.settings_seen = env.reader(read_env(self), self.overrides)
+  mw.connect = function(url)
+    local connection = connect(self, url) -- no tail call: errors name the caller's line
+    return connection
+  end
+  mw.pipeline = function(name)
+    return function(settings) declare(self, name, settings) end
+  end
+  mw.settings = function(settings)
+    if type(settings) ~= "table" then error("mw.settings: expected a table", 2) end
+    self.settings = fields.check(settings, SETTINGS, position(self, "settings"), self.problems)
+  end
+  return mw
+end
+
+local function run_main(self)
+  local chunk, err = self.sandbox.load_file "moonwire.lua"
+  if not chunk then
+    if not io.open(self.dir .. "/moonwire.lua") then
+      err = ("%s: there is no moonwire.lua; `moonwire new` makes a project"):format(self.dir)
+    end
+    self.problems[#self.problems + 1] = err
+    return
+  end
+  local ok, why = pcall(chunk)
+  if not ok then self.problems[#self.problems + 1] = tostring(why) end
+end
+
+--- Reads and checks a project.
+---@param dir string
+---@param options { rewrite: string|nil, overrides: table<string, string>|nil }|nil
+---@return table project its `problems` say what is wrong with it
+function M.read(dir, options)
+  options = options or {}
+  local self = {
+    dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {},
+    pipelines = {}, by_name = {}, declared = {},
+    settings = { drain = 25, crash_attempts = 3, watchdog = true, memory = "1GB" },
+    rewritten = options.rewrite and rewriter(options.rewrite),
+  }
+  local mw
+  self.sandbox = sandbox.new(dir, function(name)
+    if name == "moonwire" then return mw end
+    local private = name:match "^moonwire%.internal" or name:match "^moonwire%.cli" or name:match "%.core$"
+    if name:match "^moonwire%." and not private then
+      local ok, module = pcall(require, name)
+      return ok and module or nil
+    end
+  end)
+  mw = api(self)
+  run_main(self)
+  if #self.problems == 0 and #self.pipelines == 0 then
+    self.problems[1] = 'moonwire.lua: declares no pipeline: write mw.pipeline "name" { from = …, handler = … }'
+  end
+  for _, p in ipairs(self.pipelines) do
+    if settle_pipeline(self, p) and #self.problems == 0 then check_spec(self, p) end
+  end
+  return self
+end
+
+return M
