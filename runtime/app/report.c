@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "core/insight.h"
+#include "pipeline/insight.h"
 
 enum { SHOWN = 10, TEXT_SHOWN = 500 }; /* an answer stays small whatever is in flight */
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <lua.h>
 
-#include "core/pipeline.h"
+#include "pipeline/pipeline.h"
 
 void mw_report_status(lua_State *L, mw_pipeline *p);
 void mw_report_explain(lua_State *L, mw_pipeline *p, const char *what, size_t len); /* a key, or an id */

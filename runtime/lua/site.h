@@ -3,7 +3,7 @@
  * connection and its messages in flight. Loop thread only. */
 #pragma once
 #include "base/buf.h"
-#include "core/pipeline.h"
+#include "pipeline/pipeline.h"
 
 typedef struct mw_site mw_site;
 typedef struct mw_vm mw_vm;

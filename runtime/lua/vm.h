@@ -6,7 +6,7 @@
 
 #include "base/buf.h"
 #include "base/hash.h"
-#include "core/pipeline.h"
+#include "pipeline/pipeline.h"
 #include "lua/site.h"
 #include "lua/alloc.h"
 #include "lua/ffi_api.h"

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "core/host.h"
 #include "core/ledger.h"
-#include "core/pipeline.h"
+#include "pipeline/pipeline.h"
 #include "check.h"
 
 /* ---- the driver ---- */

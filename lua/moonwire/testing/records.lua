@@ -6,7 +6,7 @@ local wait = require "moonwire.internal.wait"
 
 local M = {}
 
-local RETRY = "failed, will retry" -- runtime/core/verdict.c
+local RETRY = "failed, will retry" -- runtime/pipeline/verdict.c
 local len = ffi.new "size_t[1]"
 
 function M.begin()

@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "core/ledger.h"
-#include "core/pipeline_defs.h"
+#include "pipeline/defs.h"
 
 enum { LOOK_AGAIN_MS = 20 };
 

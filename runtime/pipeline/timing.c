@@ -1,4 +1,4 @@
-#include "core/timing.h"
+#include "pipeline/timing.h"
 
 #include <string.h>
 #include <time.h>

@@ -1,7 +1,7 @@
 /* insight.h - looking into a running pipeline without touching it: how it stands, what holds a lane, where a
  * message is. For status and explain: each call walks what is in flight once. Loop thread only. */
 #pragma once
-#include "core/pipeline.h"
+#include "pipeline/pipeline.h"
 
 typedef struct mw_insight {
     uint32_t in_flight, running, ready, waiting, held, settling;

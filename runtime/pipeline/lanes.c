@@ -4,7 +4,7 @@
  * long is parked at the broker, so that one slow key cannot fill the window. */
 #include <stdlib.h>
 
-#include "core/pipeline_defs.h"
+#include "pipeline/defs.h"
 
 static mw_lane *lane_of(mw_pipeline *p, uint64_t key) {
     mw_lane *l = mw_map_get(&p->lanes, key);

@@ -2,7 +2,7 @@
  * are marked. */
 #include "core/host.h"
 #include "core/ledger.h"
-#include "core/pipeline_defs.h"
+#include "pipeline/defs.h"
 
 enum { DEATHS_NEARBY = 16 };
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "core/pipeline_defs.h"
+#include "pipeline/defs.h"
 
 enum { BUSY_AGAIN_MS = 100, TEXT_MAX = 4096 }; /* an error may be megabytes long; a header may not */
 

@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "core/host.h"
-#include "core/pipeline_defs.h"
+#include "pipeline/defs.h"
 
 enum { TRY_AGAIN_MS = 100, TRY_AGAIN_CAP_MS = 5000 };
 

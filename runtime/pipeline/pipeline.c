@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 #include "core/host.h"
-#include "core/pipeline_defs.h"
+#include "pipeline/defs.h"
 
 enum { SLAB = 256 };
 

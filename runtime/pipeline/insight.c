@@ -1,6 +1,6 @@
-#include "core/insight.h"
+#include "pipeline/insight.h"
 
-#include "core/pipeline_defs.h"
+#include "pipeline/defs.h"
 
 static int64_t until(const mw_pipeline *p, const mw_timer *t) {
     if (!mw_timer_running(t)) return -1;

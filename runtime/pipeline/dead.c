@@ -4,7 +4,7 @@
 #include <time.h>
 
 #include "base/log.h"
-#include "core/pipeline_defs.h"
+#include "pipeline/defs.h"
 
 static const char PREFIX[] = "mw-dead-";
 

@@ -1,11 +1,11 @@
-/* pipeline_defs.h - the structs behind pipeline.h, shared by the files that make up a pipeline and by nobody
+/* defs.h - the structs behind pipeline.h, shared by the files that make up a pipeline and by nobody
  * else: pipeline.c (life), source.c (what the driver says), lanes.c (order), take.c (hand-out), verdict.c
  * (what an answer costs), settle.c (telling the broker), dead.c (dead letters). */
 #pragma once
 #include "base/buf.h"
 #include "base/hash.h"
-#include "core/pipeline.h"
-#include "core/timing.h"
+#include "pipeline/pipeline.h"
+#include "pipeline/timing.h"
 
 typedef enum {
     MW_D_UNKEYED,  /* its lane is not known yet */

@@ -2,7 +2,7 @@
  * breaker is closed. */
 #include "base/log.h"
 #include "core/ledger.h"
-#include "core/pipeline_defs.h"
+#include "pipeline/defs.h"
 
 enum { MEASURE_EVERY = 16 };
 
