@@ -46,12 +46,15 @@ static int apply_items(mwe_txn *t, mwe_store *s, uint32_t *items) {
     return 0;
 }
 
-static int try_once(mwe_store *s, bool refuse, uint32_t *items, bool *news) {
+/* *most: how many bytes the publications may take; becomes how many they took. */
+static int try_once(mwe_store *s, int64_t *most, uint32_t *items, bool *news) {
     mwe_txn t;
     *items = 0;
-    int rc = mwe_txn_begin(&t, s, refuse);
+    int rc = mwe_txn_begin(&t, s, *most == 0);
     if (rc) return rc;
+    int64_t room = t.bytes_left = t.bytes_left < *most ? t.bytes_left : *most;
     rc = apply_items(&t, s, items);
+    *most = room - t.bytes_left;
     if (rc) {
         mwe_txn_abort(&t);
         return rc;
@@ -67,11 +70,15 @@ static void undo(mwe_store *s) {
     for (mwe_op *op = s->active; op && op->applied > op->done; op = op->next) op->applied = op->done;
 }
 
+/* The map may be full although pages are free: a large body needs them side by side. So fewer publications
+ * are tried, and fewer again, before none is let in; many large ones at once must not keep each other out for
+ * ever. */
 static int write_group(mwe_store *s, bool *news) {
-    bool refuse = false;
+    int64_t most = INT64_MAX;
     for (;;) {
         uint32_t items;
-        int rc = try_once(s, refuse, &items, news);
+        bool refuse = most == 0;
+        int rc = try_once(s, &most, &items, news);
         if (rc == 0) {
             if (s->limit < MOST_ITEMS) s->limit *= 2;
             return 0;
@@ -79,7 +86,7 @@ static int write_group(mwe_store *s, bool *news) {
         if (rc != MDB_MAP_FULL || (refuse && items <= 1)) return rc;
         undo(s);
         if (refuse) s->limit = items / 4 ? items / 4 : 1;
-        refuse = true;
+        most = refuse || most < 2 * (int64_t)s->page_size ? 0 : most / 2;
     }
 }
 
