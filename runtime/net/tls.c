@@ -96,7 +96,7 @@ int mw_tls_begin(mw_tls *t, int fd, const char *host, mw_error *e) {
     choose_name(t, host);
     t->fd = fd;
     t->dry = t->over = t->failed = false;
-    t->verdict[0] = 0;
+    t->verdict.text[0] = 0;
     t->ssl = SSL_new(t->context);
     if (!t->ssl) abort();
     BIO *b = wire_bio(t);
