@@ -59,10 +59,10 @@ describe("a store that is full", function()
 
   it("makes handlers that publish wait: nothing is acked without its publish, nothing is lost", function()
     local dir = process.tmpdir()
-    local url = "embedded:" .. dir .. "/store?size=16MB"
+    local url = "embedded:" .. dir .. "/store?size=4MB"
     local b = broker.open(url)
     local list = {}
-    for i = 1, 60 do list[i] = { "x", id = "m" .. i } end
+    for i = 1, 40 do list[i] = { "x", id = "m" .. i } end
     b:publish("in", list)
     local child = worker(dir, url, { settings = "retry = { attempts = 1000, base = 0.05, cap = 0.1 },", handler = [[
       function M.handle(msg)
@@ -78,8 +78,8 @@ describe("a store that is full", function()
         positions[#positions + 1] = m.position
       end
       if #positions > 0 then pcall(b.remove, b, "out", positions) end
-      return count == 60
-    end, 60 * late, function() return "60 publishes, there are " .. count end)
+      return count == 40
+    end, 60 * late, function() return "40 publishes, there are " .. count end)
     wait_empty(url)
     assert.matches("is full", child:stderr())
     assert.equal(0, child:stop(20))

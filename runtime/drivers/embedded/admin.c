@@ -69,16 +69,16 @@ static size_t read_entries(mw_conn *c, const mw_browse *b, uint32_t channel, mw_
     int rc = mdb_cursor_get(at, &key, &value, MDB_SET_RANGE);
     for (; rc == 0 && count < max && bytes < BYTES_MOST && mwe_has_prefix(&key, range);
          rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
-        mw_parts parts;
         int64_t due_ms;
         if (key.mv_size != 12) continue;
         *last = mwe_get64((const char *)key.mv_data + 4);
-        if (!mwe_record_read(&value, &parts, &due_ms)) continue;
+        mw_message *m = mwe_record_message(c->store, c->reader, channel, *last, &value, &due_ms);
+        if (!m) continue;
         uintptr_t retry = *last ? (uintptr_t)mw_map_get(&due, *last) : 0;
         if (retry) due_ms = (int64_t)retry - 1;
         if (due_ms <= mw_loop_wall_ms(c->loop)) due_ms = 0;
-        out[count++] = (mw_entry){.position = *last, .msg = mw_message_new(&parts), .due_ms = due_ms};
-        bytes += value.mv_size;
+        out[count++] = (mw_entry){.position = *last, .msg = m, .due_ms = due_ms};
+        bytes += mw_message_size(m);
     }
     mdb_cursor_close(at);
     mw_map_free(&due);
@@ -223,17 +223,20 @@ static int remove_all(mwe_txn *t, mwe_tchannel *c, remove_op *o) {
 static int publish_replacements(mwe_txn *t, mwe_tchannel *c, remove_op *o) {
     mwe_publish *present = mwe_alloc((o->r.publish_count + 1) * sizeof *present);
     size_t count = 0;
+    int64_t freed = 0;
     int rc = 0;
     for (size_t i = 0; i < o->r.publish_count && !rc; i++) {
         mwe_key k;
         MDB_val value;
         rc = mwe_get(t, MWE_MESSAGES, mwe_key_message(&k, c->row.id, o->r.positions[i]), &value);
-        if (rc == 0)
+        if (rc == 0) {
             present[count++] = o->publish[i];
-        else if (rc == MDB_NOTFOUND)
+            freed += mwe_room_of(t, &value, c);
+        } else if (rc == MDB_NOTFOUND) {
             rc = 0;
+        }
     }
-    if (!rc) rc = mwe_publish_apply(t, present, count, &o->code);
+    if (!rc) rc = mwe_publish_apply(t, present, count, freed, &o->code);
     free(present);
     return rc;
 }

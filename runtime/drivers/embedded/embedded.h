@@ -114,8 +114,9 @@ typedef struct mwe_publish {
 } mwe_publish;
 void mwe_publish_list(mw_conn *c, const mw_publication *list, size_t count);
 void mwe_publish_take(mw_conn *c, mwe_publish *out, const mw_publication *from);
-/* All or none: *code tells why none. */
-int mwe_publish_apply(mwe_txn *t, mwe_publish *list, size_t count, int *code);
+/* All or none: *code tells why none. freed: the room that what follows in the same step gives back, which may
+ * be counted on. MWE_LATER: nothing was done, come again in the next transaction. */
+int mwe_publish_apply(mwe_txn *t, mwe_publish *list, size_t count, int64_t freed, int *code);
 /* The row of one waiting message, in ready or in due by its time. */
 int mwe_wait_put(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint8_t priority, uint64_t seq, mwe_waiting *w,
                  int64_t due_ms);

@@ -176,6 +176,20 @@ out:
     return rc;
 }
 
+/* From the row where its key is there, else from the whole message. */
+static bool hash_of(mwe_txn *t, mwe_tchannel *c, uint64_t seq, const MDB_val *row, uint32_t *hash) {
+    mw_parts p;
+    int64_t due;
+    mw_message *m = NULL;
+    if (!mwe_record_parts(row, &p, &due)) {
+        if (!(m = mwe_record_message(t->store, t->mdb, c->row.id, seq, row, &due))) return false;
+        mw_message_parts(m, &p);
+    }
+    *hash = mwe_record_hash(&p, seq);
+    mw_message_unref(m);
+    return true;
+}
+
 /* A new group begins with the oldest message: a row for each, and one more group that wants it. */
 static int give_all(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g) {
     mwe_key prefix;
@@ -185,13 +199,13 @@ static int give_all(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g) {
     bool first = c->row.groups == 1;
     int rc = mdb_cursor_get(at, &key, &value, MDB_SET_RANGE);
     for (; rc == 0 && mwe_has_prefix(&key, channel); rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
-        mw_parts p;
-        int64_t due;
+        mwe_record r;
         uint32_t refs = 0;
-        if (key.mv_size != 12 || !mwe_record_read(&value, &p, &due)) continue;
+        if (key.mv_size != 12 || !mwe_record_head(&value, &r)) continue;
         uint64_t seq = mwe_get64((const char *)key.mv_data + 4);
-        mwe_waiting w = {.hash = mwe_record_hash(&p, seq)};
-        int put = mwe_wait_put(t, c, g, p.priority, seq, &w, due);
+        mwe_waiting w = {0};
+        if (!hash_of(t, c, seq, &value, &w.hash)) continue;
+        int put = mwe_wait_put(t, c, g, r.priority, seq, &w, r.due_ms);
         if (!put && !first) put = mwe_refs_get(t, c, seq, &refs);
         if (!put && (!first || c->row.refs)) put = mwe_refs_set(t, c, seq, refs + 1);
         if (put) return put;

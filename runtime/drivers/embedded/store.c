@@ -14,13 +14,13 @@
 
 static const char FILE_NAME[] = "moonwire.mdb";
 static const char MAGIC[] = "moonwire store";
-enum { FORMAT = 1, READERS = 1024, MDB_MAGIC = (int)0xBEEFC0DE, OLDEST_PAGE = 512, LARGEST_PAGE = 65536 };
+enum { FORMAT = 2, READERS = 1024, MDB_MAGIC = (int)0xBEEFC0DE, OLDEST_PAGE = 512, LARGEST_PAGE = 65536 };
 
 static const uint64_t SIZE_DEFAULT = 64ull << 30, SIZE_SMALLEST = 1ull << 30;
 
-static const char *const TABLES[MWE_TABLES] = {"meta",   "channels",  "groups", "messages", "refs",
-                                               "ready",  "due",       "parked", "errors",   "marks",
-                                               "owners", "consumers", "dedupe", "expiry"};
+static const char *const TABLES[MWE_TABLES] = {"meta",  "channels", "groups",    "messages", "pieces",
+                                               "refs",  "ready",    "due",       "parked",   "errors",
+                                               "marks", "owners",   "consumers", "dedupe",   "expiry"};
 
 static mwe_store *stores; /* of this process */
 static pthread_mutex_t stores_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -159,6 +159,7 @@ static int check_length(MDB_env *env, const char *file, unsigned page_size, mw_e
 
 /* ---- tables ---- */
 
+/* 0: ours; 1: older, and can be read; -1: refused. */
 static int check_format(mwe_store *s, MDB_txn *txn, const char *file, mw_error *e) {
     MDB_val key = {5, "magic"}, value;
     int rc = mdb_get(txn, s->table[MWE_META], &key, &value);
@@ -174,18 +175,21 @@ static int check_format(mwe_store *s, MDB_txn *txn, const char *file, mw_error *
         return mw_fail(e, MW_EFORMAT, false,
                        "%s has format %u, written by a newer Moonwire; this one knows up to %d", file, format,
                        FORMAT);
-    return 0;
+    return format == FORMAT ? 0 : 1;
+}
+
+static int put_format(mwe_store *s, MDB_txn *txn) {
+    uint32_t format = FORMAT;
+    MDB_val key = {6, "format"}, value = {sizeof format, &format};
+    return mdb_put(txn, s->table[MWE_META], &key, &value, 0);
 }
 
 static int make_tables(mwe_store *s, MDB_txn *txn) {
     int rc = 0;
     for (int i = 0; i < MWE_TABLES && !rc; i++) rc = mdb_dbi_open(txn, TABLES[i], MDB_CREATE, &s->table[i]);
-    uint32_t format = FORMAT;
     MDB_val key = {5, "magic"}, value = {sizeof MAGIC, (void *)MAGIC};
     if (!rc) rc = mdb_put(txn, s->table[MWE_META], &key, &value, 0);
-    key = (MDB_val){6, "format"};
-    value = (MDB_val){sizeof format, &format};
-    return rc ? rc : mdb_put(txn, s->table[MWE_META], &key, &value, 0);
+    return rc ? rc : put_format(s, txn);
 }
 
 static int open_tables(mwe_store *s, const char *file, mw_error *e) {
@@ -204,9 +208,12 @@ static int open_tables(mwe_store *s, const char *file, mw_error *e) {
             goto refused;
         }
         if (rc) goto fail;
-        if (check_format(s, txn, file, e)) goto refused;
+        int older = check_format(s, txn, file, e);
+        if (older < 0) goto refused;
         for (int i = 1; i < MWE_TABLES; i++)
             if ((rc = mdb_dbi_open(txn, TABLES[i], MDB_CREATE, &s->table[i]))) goto fail;
+        /* rows of format 1 are sound in format 2; what we add, a program that knows only 1 cannot read */
+        if (older && (rc = put_format(s, txn))) goto fail;
     }
     if ((rc = mdb_txn_commit(txn)) == 0) return 0;
     return mw_fail(e, rc, rc == ENOSPC, "cannot write %s: %s", file, mdb_strerror(rc));
