@@ -85,6 +85,57 @@ describe("a store that is full", function()
     assert.equal(0, child:stop(20))
   end)
 
+  -- Full to the brim with `size` bytes each; then every handler publishes as much as its message takes.
+  local function drains(size, store_size, most)
+    local dir = process.tmpdir()
+    local url = "embedded:" .. dir .. "/store?size=" .. store_size
+    local b, body, count = broker.open(url), ("x"):rep(size), 0
+    repeat
+      local ok, err = pcall(b.publish, b, "in", { { body, id = "m" .. (count + 1) } })
+      if ok then count = count + 1 else assert.matches("full", err) end
+      assert(count < most, "it never was full")
+    until not ok
+    assert.is_true(count > 4)
+    local child, trace = worker(dir, url, { settings = "concurrency = 16,", handler = [[
+      function M.handle(msg)
+        mw.publish("out", msg.body, { id = msg.id })
+        trace("done", msg)
+      end]] })
+    wait_empty(url, 60)
+    assert.equal(0, child:stop(20))
+    assert.equal(count, trace:count "done") -- none was handled again: the settlement waited, not the handler
+    local seen, got = {}, 0
+    for _, m in ipairs(b:messages "out") do
+      assert.equal(size, #m.body)
+      if not seen[m.id] then got = got + 1 end
+      seen[m.id] = true
+    end
+    assert.equal(count, got)
+  end
+
+  it("can be drained by handlers that publish as much as they ack: bodies of 400 KB", function()
+    drains(400000, "4MB", 20)
+  end)
+
+  it("can be drained by handlers that publish as much as they ack: bodies of 20 KB", function()
+    drains(20000, "4MB", 400)
+  end)
+
+  it("can be drained by handlers that publish as much as they ack: small bodies", function()
+    drains(500, "4MB", 20000)
+  end)
+
+  it("can be drained into dead letters, which are a little larger", function()
+    local dir = process.tmpdir()
+    local url = "embedded:" .. dir .. "/store?size=4MB"
+    local count = fill(url, 100000, 60)
+    local child = worker(dir, url, { handler = [[
+      function M.handle() return mw.reject("no", "business") end]] })
+    wait_empty(url, 60)
+    assert.equal(0, child:stop(20))
+    assert.equal(count, #broker.open(url):messages "in.dead")
+  end)
+
   it("is said to be full when the disk is", function()
     local dir = process.tmpdir()
     local mounted = process.run { "mount", "-t", "tmpfs", "-o", "size=16m", "none", dir }
