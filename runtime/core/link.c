@@ -145,6 +145,14 @@ void mw_link_remove(mw_link *l, mw_removal r, mw_browser *who) {
     l->driver->remove(l->conn, &r);
 }
 
+void mw_link_groups(mw_link *l, const char *channel, mw_browser *who) {
+    l->driver->groups(l->conn, channel, who);
+}
+
+void mw_link_remove_group(mw_link *l, const char *channel, const char *group, bool force, mw_browser *who) {
+    l->driver->remove_group(l->conn, channel, group, force, who);
+}
+
 /* ---- the driver's answers ---- */
 
 void mw_link_published(mw_link *l, void *cookie, const mw_error *e) {
@@ -170,6 +178,12 @@ void mw_link_removed(mw_link *l, void *cookie, size_t count, const mw_error *e) 
     (void)l;
     mw_browser *b = cookie;
     b->removed(b, count, e);
+}
+
+void mw_link_grouped(mw_link *l, void *cookie, const mw_group_info *groups, size_t count, const mw_error *e) {
+    (void)l;
+    mw_browser *b = cookie;
+    b->grouped(b, groups, count, e);
 }
 
 void mw_link_state(mw_link *l, bool up, const mw_error *why) {

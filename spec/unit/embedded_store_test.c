@@ -72,7 +72,13 @@ struct mw_link {
     } entry[64];
     size_t entries;
     uint64_t last;
-    int state_calls;
+    int state_calls, grouped_calls;
+    struct {
+        char channel[32], group[32];
+        uint64_t ready, delayed, parked;
+        uint32_t consumers;
+    } group[8];
+    size_t groups;
 };
 
 struct mw_source {
@@ -179,6 +185,22 @@ static void on_removed(mw_link *l, void *cookie, size_t count, const mw_error *e
     if (e) l->error = *e;
 }
 
+static void on_grouped(mw_link *l, void *cookie, const mw_group_info *groups, size_t count,
+                       const mw_error *e) {
+    (void)cookie;
+    CHECK(!e && count <= 8);
+    l->grouped_calls++;
+    l->groups = count;
+    for (size_t i = 0; i < count; i++) {
+        snprintf(l->group[i].channel, 32, "%s", groups[i].channel);
+        snprintf(l->group[i].group, 32, "%s", groups[i].group);
+        l->group[i].ready = groups[i].ready;
+        l->group[i].delayed = groups[i].delayed;
+        l->group[i].parked = groups[i].parked;
+        l->group[i].consumers = groups[i].consumers;
+    }
+}
+
 static void on_state(mw_link *l, bool up, const mw_error *why) {
     (void)up;
     l->state_calls++;
@@ -195,6 +217,7 @@ static const mw_host HOST = {.room = on_room,
                              .claimed = on_claimed,
                              .browsed = on_browsed,
                              .removed = on_removed,
+                             .grouped = on_grouped,
                              .state = on_state};
 
 /* ---- helpers ---- */
@@ -712,8 +735,8 @@ static void audit_store(void) {
         CHECK(mdb_dbi_open(a.txn, tables[i].name, 0, tables[i].table) == 0);
     each(&a, a.channels, "", 0, audit_channel, NULL);
     MDB_stat stat;
-    CHECK(mdb_stat(a.txn, a.pieces, &stat) == 0 && stat.ms_entries == a.pieces_used,
-          "%zu pieces, %zu in use", stat.ms_entries, a.pieces_used);
+    CHECK(mdb_stat(a.txn, a.pieces, &stat) == 0 && stat.ms_entries == a.pieces_used, "%zu pieces, %zu in use",
+          stat.ms_entries, a.pieces_used);
     mdb_txn_abort(a.txn);
     mdb_env_close(env);
 }
@@ -1464,6 +1487,97 @@ static void test_full_disk(void) {
     }
 }
 
+/* ---- cases: groups ---- */
+
+static void list_groups(mw_conn *c, mw_link *l, const char *channel) {
+    int before = l->grouped_calls;
+    D->groups(c, channel, NULL);
+    RUN_UNTIL(l->grouped_calls == before + 1, 5000);
+}
+
+static mw_error remove_group(mw_conn *c, mw_link *l, const char *channel, const char *group, bool force) {
+    int before = l->removed_calls;
+    l->error = (mw_error){0};
+    D->remove_group(c, channel, group, force, NULL);
+    RUN_UNTIL(l->removed_calls == before + 1, 20000);
+    return l->error;
+}
+
+/* A group that nobody uses any more holds messages in every way there is; another one wants some of them. */
+static void test_remove_group(void) {
+    enum { COUNT = 10000 };
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    mw_source *kept = subscribe_as(c, "work", "kept", MW_ORDER_KEY, 10000);
+    mw_source *old = subscribe_as(c, "work", "old", MW_ORDER_KEY, 10000);
+    send_many(c, &l, "work", COUNT, 50);
+    send_one(c, &l, (letter){"work", NULL, "7", .delay = 1000000});
+    RUN_UNTIL(old->count == 1000 && kept->count == 1000, 10000);
+    mw_settlement x = of(&old->got[0], MW_SETTLE_ACK);
+    x.lane = 77;
+    x.mark = MW_MARK_HOLD;
+    settle_wait(old, x);
+    x = of(&old->got[1], MW_SETTLE_PARK);
+    x.lane = 77;
+    settle_wait(old, x);
+    x = of(&old->got[2], MW_SETTLE_RETRY);
+    x.delay_ms = 1000000;
+    x.error = mw_text_new("boom", 4);
+    settle_wait(old, x);
+    mw_text_unref(x.error);
+    mw_error e = remove_group(c, &l, "work", "old", false);
+    CHECK(e.code == MW_EUSAGE && strstr(e.text, "has 1 consumer"), "%s", e.text);
+    unsubscribe(old);
+    list_groups(c, &l, "work");
+    CHECK(l.groups == 2 && strcmp(l.group[0].group, "kept") == 0 && strcmp(l.group[1].group, "old") == 0);
+    CHECK(l.group[0].consumers == 1 && l.group[1].consumers == 0 && l.group[1].parked == 1);
+    CHECK(l.group[1].delayed == 2 && l.group[1].ready == COUNT - 3, "%d", (int)l.group[1].ready);
+    CHECK(remove_group(c, &l, "work", "old", false).code == 0);
+    CHECK(l.removed == COUNT, "%zu", l.removed);
+    e = remove_group(c, &l, "work", "old", false);
+    CHECK(e.code == MW_EUSAGE && strstr(e.text, "has no group old"), "%s", e.text);
+    CHECK(remove_group(c, &l, "nowhere", "old", false).code == MW_EUSAGE);
+    list_groups(c, &l, NULL);
+    CHECK(l.groups == 1 && strcmp(l.group[0].channel, "work") == 0);
+    audit_store();
+    consume_all(kept, COUNT, 20000);
+    browse(c, &l, 0);
+    CHECK(l.entries == 1, "%zu: the delayed one is left", l.entries);
+    unsubscribe(kept);
+    CHECK(remove_group(c, &l, "work", "kept", false).code == 0 && l.removed == 1);
+    browse(c, &l, 0);
+    CHECK(l.entries == 0);
+    D->close(c);
+}
+
+/* A consumer that lives loses what it has, and begins as a new group. */
+static void test_remove_live_group(void) {
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    mw_source *other = subscribe_as(c, "work", "other", MW_ORDER_KEY, 10000), *s = subscribe(c, "work");
+    send_many(c, &l, "work", 20, 5);
+    RUN_UNTIL(s->count == 20 && other->count == 20, 5000);
+    mw_settlement x = of(&s->got[0], MW_SETTLE_ACK);
+    x.lane = 77;
+    x.mark = MW_MARK_HOLD;
+    settle_wait(s, x);
+    CHECK(remove_group(c, &l, "work", "g", true).code == 0 && l.removed == 19);
+    ack(s, 1);
+    RUN_UNTIL(s->fenced_answers == 1, 5000);
+    s->flying = 0;
+    RUN_UNTIL(s->fences > 0 && s->count == 40, 5000);
+    CHECK(s->last_lane == 77 && s->last_mark == MW_MARK_NONE);
+    for (size_t i = 20; i < 40; i++) ack(s, i);
+    for (size_t i = 0; i < 20; i++) ack(other, i);
+    RUN_UNTIL(s->settled == 22 && other->settled == 20, 5000);
+    CHECK(s->errors == 1 && other->errors == 0);
+    browse(c, &l, 0);
+    CHECK(l.entries == 0, "%zu", l.entries);
+    unsubscribe(s);
+    unsubscribe(other);
+    D->close(c);
+}
+
 /* ---- cases: folders ---- */
 
 static void refuse(const char *path, const char *word) {
@@ -2059,6 +2173,8 @@ static const struct {
     {"browse remove", test_browse_remove},
     {"large", test_large},
     {"pieces", test_pieces},
+    {"remove group", test_remove_group},
+    {"remove live group", test_remove_live_group},
     {"full", test_full},
     {"freed at last", test_freed_at_last},
     {"scattered", test_scattered},

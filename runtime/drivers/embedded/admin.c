@@ -12,12 +12,6 @@ enum {
     DUE_MOST = 1 << 16, /* delayed messages looked at to tell their time */
 };
 
-typedef struct mwe_browsing {
-    struct mwe_browsing *next;
-    mwe_channel *channel;
-    mw_browse b;
-} browsing;
-
 typedef struct remove_op {
     mwe_op op;
     mwe_channel *channel;
@@ -99,7 +93,7 @@ static uint64_t read_newest(mw_conn *c, uint32_t channel) {
     return newest;
 }
 
-static void answer_browse(mw_conn *c, browsing *b) {
+static void answer_browse(mw_conn *c, mwe_browsing *b) {
     mw_error e;
     uint64_t last = b->b.after;
     uint32_t channel;
@@ -121,28 +115,35 @@ static void answer_browse(mw_conn *c, browsing *b) {
     c->host->browsed(c->link, b->b.cookie, entries, count, last, rc ? &e : NULL);
     for (size_t i = 0; i < count; i++) mw_message_unref(entries[i].msg);
     free(entries);
-    free(b);
 }
 
 static void run_browse(mw_deferred *d) {
     mw_conn *c = mw_container_of(d, mw_conn, browse);
-    browsing *b = c->browsing;
+    mwe_browsing *b = c->browsing;
     c->browsing = NULL;
     c->browsing_tail = &c->browsing;
     while (b) {
-        browsing *next = b->next;
-        answer_browse(c, b);
+        mwe_browsing *next = b->next;
+        if (b->groups)
+            mwe_groups_answer(c, b->channel, b->all, b->b.cookie);
+        else
+            answer_browse(c, b);
+        free(b);
         b = next;
     }
 }
 
-void mwe_browse(mw_conn *c, const mw_browse *want) {
-    browsing *b = mwe_alloc(sizeof *b);
-    b->b = *want;
-    b->channel = mwe_channel_named(c->store, want->channel);
+void mwe_browse_later(mw_conn *c, mwe_browsing *b) {
     *c->browsing_tail = b;
     c->browsing_tail = &b->next;
     mw_defer(c->loop, &c->browse, run_browse);
+}
+
+void mwe_browse(mw_conn *c, const mw_browse *want) {
+    mwe_browsing *b = mwe_alloc(sizeof *b);
+    b->b = *want;
+    b->channel = mwe_channel_named(c->store, want->channel);
+    mwe_browse_later(c, b);
 }
 
 void mwe_browse_cancel(mw_conn *c) {

@@ -123,7 +123,7 @@ const mw_driver mw_driver_embedded = {
     .name = "embedded",
     .schemes = SCHEMES,
     .can = MW_CAN_DELAY | MW_CAN_PRIORITY | MW_CAN_ATOMIC | MW_CAN_PARK | MW_CAN_DEDUPE | MW_CAN_BROWSE |
-           MW_CAN_REMOVE | MW_CAN_RETRY | MW_CAN_RETAIN,
+           MW_CAN_REMOVE | MW_CAN_RETRY | MW_CAN_RETAIN | MW_CAN_GROUPS,
     .open = embedded_open,
     .close = embedded_close,
     .declare = mwe_declare,
@@ -140,4 +140,6 @@ const mw_driver mw_driver_embedded = {
     .browse = mwe_browse,
     .remove = mwe_remove,
     .release_key = mwe_release_key,
+    .groups = mwe_groups,
+    .remove_group = mwe_remove_group,
 };

@@ -167,7 +167,7 @@ static int look_whether_last(mwe_txn *t, mwe_tchannel *c, uint64_t seq, uint32_t
     return rc;
 }
 
-static int unwanted(mwe_txn *t, mwe_tchannel *c, uint64_t seq) {
+int mwe_message_unwanted(mwe_txn *t, mwe_tchannel *c, uint64_t seq) {
     uint32_t refs;
     bool last;
     int rc = look_whether_last(t, c, seq, &refs, &last);
@@ -199,7 +199,7 @@ static int ack(mwe_txn *t, place *p, settle_item *item) {
     if (!rc && p->there) {
         rc = leave_ready(t, p);
         if (!rc) rc = forget_error(t, p, s->tag);
-        if (!rc) rc = unwanted(t, p->c, s->tag);
+        if (!rc) rc = mwe_message_unwanted(t, p->c, s->tag);
     }
     if (!rc && item->done_key)
         rc = mwe_dedupe_done(t, item->conn, item->done_key, s->done_len, s->done_ttl_ms);

@@ -141,6 +141,7 @@ void mwe_read_end(mwe_store *s, MDB_txn *reader);
 enum {                        /* internal codes */
        MWE_TOO_LARGE = 20001, /* will never fit */
        MWE_LATER,             /* there will be room in a later transaction; nothing was done */
+       MWE_GONE,              /* the group was removed from outside */
 };
 
 typedef struct mwe_op_kind {
@@ -228,6 +229,7 @@ mwe_tgroup *mwe_txn_group_named(mwe_tchannel *c, const char *name, size_t len);
 mwe_tgroup *mwe_txn_group(mwe_tchannel *c, uint32_t id);
 int mwe_txn_group_new(mwe_txn *t, mwe_tchannel *c, const char *name, size_t len, uint32_t slots,
                       mwe_tgroup **out);
+int mwe_txn_group_drop(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g); /* its row; frees g */
 int mwe_txn_owners(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g);
 /* Channel and group of a subscription, owners loaded. MW_EFORMAT when they are gone. */
 int mwe_txn_open(mwe_txn *t, mwe_channel *channel, uint32_t group, mwe_tchannel **c, mwe_tgroup **g);

@@ -222,6 +222,19 @@ int mwe_txn_group_new(mwe_txn *t, mwe_tchannel *c, const char *name, size_t len,
     return 0;
 }
 
+int mwe_txn_group_drop(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g) {
+    mwe_key k;
+    size_t at = 0;
+    int rc = mwe_del(t, MWE_GROUPS, mwe_key_name(&k, c->row.id, g->name, g->len));
+    if (rc && rc != MDB_NOTFOUND) return rc;
+    while (c->groups[at] != g) at++;
+    c->groups[at] = c->groups[--c->group_count];
+    free(g);
+    c->row.groups -= c->row.groups > 0;
+    c->dirty = true;
+    return 0;
+}
+
 int mwe_txn_owners(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g) {
     if (g->owners_loaded) return 0;
     mwe_key k;
