@@ -1638,6 +1638,64 @@ static void test_truncated(void) {
     refuse(folder, "moonwire.mdb");
 }
 
+/* Each page in turn is zeroed, filled with noise, or swapped with another: the store is refused and left as
+ * it is, or the page was not in use. */
+static void test_damaged_pages(void) {
+    enum { PAGE = 4096 };
+    char path[512];
+    static char body[3000], body2[20000];
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    mw_source *s = subscribe(c, "work");
+    memset(body, '7', sizeof body);
+    memset(body2, '7', sizeof body2);
+    send_many(c, &l, "work", 300, 5);
+    for (int i = 0; i < 4; i++) {
+        send_one(c, &l, (letter){"work", NULL, body, .size = sizeof body});
+        send_one(c, &l, (letter){"work", NULL, body2, .size = sizeof body2});
+    }
+    RUN_UNTIL(s->count == 308, 5000);
+    for (size_t i = 0; i < 100; i++) ack(s, i);
+    RUN_UNTIL(s->settled == 100, 5000);
+    unsubscribe(s);
+    D->close(c);
+    snprintf(path, sizeof path, "%s/moonwire.mdb", folder);
+    int fd = open(path, O_RDWR | O_CLOEXEC), refused = 0, taken = 0;
+    struct stat st;
+    CHECK(fd >= 0 && fstat(fd, &st) == 0);
+    size_t size = (size_t)st.st_size, pages = size / PAGE;
+    char *sound = malloc(size), *found = malloc(size);
+    CHECK(pread(fd, sound, size, 0) == (ssize_t)size);
+    for (size_t page = 2; page < pages; page++)
+        for (int how = 0; how < 3; how++) {
+            char now[PAGE] = {0};
+            if (how == 1) memcpy(now, sound + (page + 1 < pages ? page + 1 : 2) * PAGE, PAGE);
+            for (int i = 0; how == 2 && i < PAGE; i++) now[i] = (char)rand();
+            CHECK(pwrite(fd, sound, size, 0) == (ssize_t)size && ftruncate(fd, (off_t)size) == 0);
+            CHECK(pwrite(fd, now, PAGE, (off_t)(page * PAGE)) == PAGE);
+            mw_error e = {0};
+            c = try_open(folder, "", &l, &e);
+            if (!c) {
+                refused++;
+                CHECK(e.code == MW_EFORMAT && strstr(e.text, "is damaged: page"), "%s", e.text);
+                CHECK(pread(fd, found, size, 0) == (ssize_t)size);
+                memcpy(found + page * PAGE, sound + page * PAGE, PAGE);
+                CHECK(memcmp(found, sound, size) == 0, "page %zu: the file was changed", page);
+                continue;
+            }
+            taken++;
+            s = subscribe(c, "work");
+            RUN_UNTIL(s->count >= 200, 5000);
+            unsubscribe(s);
+            D->close(c);
+        }
+    CHECK(refused > 60 && taken > 0, "%d refused, %d taken", refused, taken);
+    CHECK(pwrite(fd, sound, size, 0) == (ssize_t)size);
+    close(fd);
+    free(sound);
+    free(found);
+}
+
 static void put_row(const char *table, const void *name, size_t len, const void *data, size_t size) {
     char path[512];
     MDB_env *env;
@@ -2182,6 +2240,7 @@ static const struct {
     {"full disk", test_full_disk, true},
     {"folders", test_folders, true},
     {"truncated", test_truncated, true},
+    {"damaged pages", test_damaged_pages, true},
     {"formats", test_formats, true},
     {"format 1", test_format_1},
     {"bad pieces", test_bad_pieces, true},

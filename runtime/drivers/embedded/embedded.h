@@ -71,6 +71,7 @@ struct mw_sub {
 
     mw_map flights; /* seq -> mwe_flight */
     mwe_flight *spare;
+    mw_map unreadable;         /* seqs that were told to be damaged */
     mw_map marks;              /* lane -> mark */
     uint64_t scan[MWE_LEVELS]; /* per priority: the next seq to look at */
     mwe_place *back;           /* a heap of what lies before the scan */

@@ -7,13 +7,15 @@
  * starts at the highest priority. Work per turn is bounded; the rest follows in the next one. */
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "drivers/embedded/embedded.h"
 
 enum {
     BATCH = 512,      /* deliveries per turn */
     WALK = 4096,      /* rows looked at per turn */
     BACK_MOST = 1024, /* beyond it the scan goes back instead */
-    DUE_WALK = 64,    /* overdue rows of others passed by */
+    UNREADABLE_MOST = 100,
+    DUE_WALK = 64, /* overdue rows of others passed by */
     DUE_POLL_MS = 250,
     DUE_FAR_MS = 60000 /* the wall clock may jump */
 };
@@ -105,6 +107,8 @@ void mwe_fetch_rewind(mw_sub *s) {
 
 /* ---- one message ---- */
 
+typedef enum { PASSED_BY, NO_ROOM, TAKEN } taken;
+
 static mw_text *first_error(look *l, uint64_t seq) {
     mw_sub *s = l->s;
     mwe_key k;
@@ -129,7 +133,17 @@ static bool held_back(look *l, const mw_parts *parts) {
     return true;
 }
 
-typedef enum { PASSED_BY, NO_ROOM, TAKEN } taken;
+/* It stays where it is, and its group never becomes empty: somebody should know why. */
+static taken unreadable(mw_sub *s, uint64_t seq) {
+    if (s->unreadable.count >= UNREADABLE_MOST || mw_map_get(&s->unreadable, seq)) return PASSED_BY;
+    mw_map_put(&s->unreadable, seq, s);
+    mw_log_begin(MW_ERROR, "a message cannot be read: the store is damaged");
+    mw_log_text("channel", s->channel->name);
+    mw_log_text("group", s->group);
+    mw_log_int("position", (int64_t)seq);
+    mw_log_end();
+    return PASSED_BY;
+}
 
 /* The message of a row, unless it has to wait. The parts of a small one are looked at where they lie. */
 static taken load(look *l, uint64_t seq, const MDB_val *row, mw_message **m) {
@@ -137,7 +151,7 @@ static taken load(look *l, uint64_t seq, const MDB_val *row, mw_message **m) {
     mwe_record r;
     mw_parts parts;
     int64_t due;
-    if (!mwe_record_head(row, &r)) return PASSED_BY;
+    if (!mwe_record_head(row, &r)) return unreadable(s, seq);
     size_t size = mwe_record_size(&r);
     bool here = mwe_record_parts(row, &parts, &due);
     if (here && held_back(l, &parts)) return PASSED_BY;
@@ -145,7 +159,7 @@ static taken load(look *l, uint64_t seq, const MDB_val *row, mw_message **m) {
     *m = here && size == row->mv_size
              ? mw_message_new(&parts)
              : mwe_record_message(s->conn->store, l->txn, s->channel_id, seq, row, &due);
-    if (!*m) return PASSED_BY;
+    if (!*m) return unreadable(s, seq);
     if (!here) {
         mw_message_parts(*m, &parts);
         if (held_back(l, &parts)) {
@@ -167,7 +181,10 @@ static bool take(look *l, uint8_t priority, uint64_t seq, const MDB_val *row) {
     if (!mwe_read_waiting(row, &w)) return true;
     uint32_t slot = w.hash % s->slots;
     if (!s->slot[slot].mine || s->slot[slot].leaving || mw_map_get(&s->flights, seq)) return true;
-    if (mdb_cursor_get(l->messages, mwe_key_message(&k, s->channel_id, seq), &value, MDB_SET)) return true;
+    if (mdb_cursor_get(l->messages, mwe_key_message(&k, s->channel_id, seq), &value, MDB_SET)) {
+        unreadable(s, seq);
+        return true;
+    }
     taken how = load(l, seq, &value, &m);
     if (how != TAKEN) return how == PASSED_BY;
     mwe_flight *f = mwe_flight_new(s, seq);

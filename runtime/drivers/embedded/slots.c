@@ -474,6 +474,7 @@ static void finish_leave(mwe_op *op) {
     free(s->spare);
     mw_map_free(&s->flights);
     mw_map_free(&s->marks);
+    mw_map_free(&s->unreadable);
     free(s->back);
     free(s);
     free(op);

@@ -12,9 +12,18 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/log.h"
+
 static const char FILE_NAME[] = "moonwire.mdb";
 static const char MAGIC[] = "moonwire store";
-enum { FORMAT = 2, READERS = 1024, MDB_MAGIC = (int)0xBEEFC0DE, OLDEST_PAGE = 512, LARGEST_PAGE = 65536 };
+enum {
+    FORMAT = 2,
+    READERS = 1024,
+    MDB_MAGIC = (int)0xBEEFC0DE,
+    OLDEST_PAGE = 512,
+    LARGEST_PAGE = 65536,
+    DAMAGED = 69
+};
 
 static const uint64_t SIZE_DEFAULT = 64ull << 30, SIZE_SMALLEST = 1ull << 30;
 
@@ -224,11 +233,24 @@ refused:
     return -1;
 }
 
+/* LMDB found what cannot be, deep inside of a call: going on would do harm, and there is no way back. */
+static void give_up(MDB_env *env, const char *text) {
+    const char *file = "";
+    mdb_env_get_path(env, &file);
+    mw_log_begin(MW_ERROR, "the store is damaged: put a backup in its place");
+    mw_log_text("file", file);
+    mw_log_text("error", text);
+    mw_log_end();
+    mw_log_flush();
+    _exit(DAMAGED);
+}
+
 static int try_size(mwe_store *s, const char *file, uint64_t size) {
     int rc = mdb_env_create(&s->env);
     if (!rc) rc = mdb_env_set_maxdbs(s->env, MWE_TABLES);
     if (!rc) rc = mdb_env_set_maxreaders(s->env, READERS);
     if (!rc) rc = mdb_env_set_mapsize(s->env, size);
+    if (!rc) rc = mdb_env_set_assert(s->env, give_up);
     if (!rc) rc = mdb_env_open(s->env, file, MDB_NOSUBDIR | MDB_NOTLS | MDB_NORDAHEAD, 0666);
     if (rc && s->env) {
         mdb_env_close(s->env);
@@ -260,6 +282,7 @@ static int open_env(mwe_store *s, uint64_t size, bool fresh, mw_error *e) {
     mdb_env_stat(s->env, &stat);
     s->page_size = stat.ms_psize;
     if (!fresh) rc = check_length(s->env, file, s->page_size, e);
+    if (!rc && !fresh) rc = mwe_verify(s, file, e);
     if (!rc) rc = open_tables(s, file, e);
 out:
     free(file);

@@ -136,6 +136,8 @@ int64_t mwe_wall_ms(void);
 int mwe_read_begin(mwe_store *s, MDB_txn **reader);
 void mwe_read_end(mwe_store *s, MDB_txn *reader);
 
+int mwe_verify(mwe_store *s, const char *file, mw_error *e); /* verify.c: when it is opened */
+
 /* ---- writer.c ---- */
 
 enum {                        /* internal codes */
