@@ -207,6 +207,9 @@ typedef struct mw_driver {
     const char *const *schemes; /* NULL-terminated */
     unsigned can;               /* MW_CAN_* */
 
+    /* Optional: what can be said against the address without touching anything. */
+    int (*check)(const mw_url *url, mw_error *e);
+
     /* Connections. open checks the URL and everything that can be checked without waiting; a broker that is
      * away is not an error. */
     mw_conn *(*open)(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host, mw_error *e);

@@ -56,8 +56,10 @@ mw_link *mw_link_new(mw_loop *loop, const char *url, mw_error *e) {
     l->shown = without_password(url);
     if (mw_url_parse(&l->url, url, e) == 0) {
         l->driver = mw_driver_find(l->url.scheme);
-        if (l->driver) return l;
-        unknown_scheme(l->url.scheme, e);
+        if (!l->driver)
+            unknown_scheme(l->url.scheme, e);
+        else if (!l->driver->check || l->driver->check(&l->url, e) == 0)
+            return l;
     }
     mw_link_close(l);
     return NULL;
