@@ -181,12 +181,12 @@ describe("a publish that the store refuses for good", function()
 
   it("does not make the message look handled: its dead letter can be replayed", function()
     local dir = process.tmpdir()
-    local url = "embedded:" .. dir .. "/store"
+    local url = "embedded:" .. dir .. "/store?size=4MB"
     assert.equal(0, publish(url, "m1", "x").code)
     local child, trace = worker(dir, url, { settings = "dedupe = true,", handler = [[
       function M.handle(msg)
         trace("try", msg)
-        mw.publish(msg:header "mw-replay" and "out" or ("c"):rep(600), "y", { id = "out" })
+        mw.publish("out", msg:header "mw-replay" and "y" or ("y"):rep(3900000), { id = "out" })
       end]] })
     local b = broker.open(url)
     broker.turn_until(function() return not b:is_empty "in.dead" end, 10 * late, "the dead letter")
@@ -223,6 +223,18 @@ describe("a store that is not what it should be", function()
     local dir, file = store()
     process.run { "truncate", "-s", "40960", file }
     assert_refused(dir, file, "damaged")
+  end)
+
+  it("is refused when a page of it was overwritten", function()
+    local dir, file = store()
+    local f = assert(io.open(file, "r+b"))
+    local pages = f:seek "end" / 4096
+    for page = 2, pages - 1 do
+      f:seek("set", page * 4096)
+      f:write(("\0"):rep(16))
+    end
+    f:close()
+    assert_refused(dir, file, "is damaged: page %d+")
   end)
 
   it("is refused when it is empty of sense", function()

@@ -188,9 +188,8 @@ local names, name_count = {}, 0
 
 local function check_name(name)
   if not fields.is_name(name) then
-    local text = name == "" and "mw.publish: the channel's name is empty"
-      or "mw.publish: the channel's name must have at most 249 bytes and no control characters"
-    error(fault.new { class = "invalid", text = text }, 0)
+    error(name == "" and "mw.publish: the channel's name is empty"
+      or "mw.publish: the channel's name must have at most 249 bytes and no control characters", 4)
   end
   if name_count == 1000 then names, name_count = {}, 0 end
   names[name], name_count = true, name_count + 1

@@ -110,7 +110,8 @@ function M.raised(err, file)
   if fault.is(err) then return ("%s: %s"):format(file, err.text) end
   local own = type(err) == "table" and getmetatable(err)
   if type(own) == "table" and own.__tostring then return ("%s: %s"):format(file, fault.text(err)) end
-  return ("%s: error() was called with %s instead of a text"):format(file, err == nil and "nothing" or "a " .. type(err))
+  local what = err == nil and "nothing" or "a " .. type(err)
+  return ("%s: error() was called with %s instead of a text"):format(file, what)
 end
 
 --- One world per project.
