@@ -1415,6 +1415,50 @@ static void test_swap(void) {
     }
 }
 
+/* Messages of all sizes come and go in any order in a store that is full most of the time, so that its free
+ * pages lie everywhere: an ack is never refused, and in the end everything can be taken out. */
+static void test_churn(void) {
+    static const size_t sizes[] = {100, 100, 500, 2500, 3900, 9000, 70000, 400000, 1500000, 3000000};
+    enum { ROUNDS = 1000, LARGEST = 3000000 };
+    mw_link l = {0};
+    mw_conn *c = open_with("?size=16MB", &l);
+    mw_source *s = subscribe(c, "work");
+    char *body = malloc(LARGEST);
+    memset(body, '7', LARGEST);
+    s->room = 100000;
+    s->bytes = 1 << 30;
+    size_t acked = 0;
+    int refused = 0, sent = 0;
+    srand(5);
+    for (int round = 0; round < ROUNDS; round++) {
+        size_t size = sizes[(size_t)rand() % (sizeof sizes / sizeof *sizes)];
+        mw_error e = send_one(c, &l, (letter){"work", NULL, body, .size = size});
+        CHECK(e.code == 0 || e.code == MW_EFULL, "%s", e.text);
+        sent += e.code == 0;
+        refused += e.code != 0;
+        RUN_UNTIL(s->count == (size_t)sent, 10000);
+        if (e.code == 0) continue;                                           /* until it is full */
+        for (int n = rand() % 20; n > 0 && acked < s->count; n--, acked++) { /* one of those that are left */
+            size_t j = acked + (size_t)rand() % (s->count - acked);
+            got g = s->got[j];
+            s->got[j] = s->got[acked];
+            s->got[acked] = g;
+            ack(s, acked);
+        }
+        RUN_UNTIL(s->settled == (int)acked, 10000);
+        CHECK(s->errors == 0, "round %d: %s", round, s->error.text);
+    }
+    CHECK(refused > 30 && sent > 300, "%d refused, %d taken", refused, sent);
+    for (; acked < s->count; acked++) ack(s, acked);
+    RUN_UNTIL(s->settled == sent, 20000);
+    CHECK(s->errors == 0, "%s", s->error.text);
+    browse(c, &l, 0);
+    CHECK(l.entries == 0 && send_one(c, &l, (letter){"work", NULL, body, .size = LARGEST}).code == 0);
+    free(body);
+    unsubscribe(s);
+    D->close(c);
+}
+
 static void take_disk(const char *disk, bool take) {
     char path[512], junk[4096] = "";
     snprintf(path, sizeof path, "%s/junk", disk);
@@ -2237,6 +2281,7 @@ static const struct {
     {"freed at last", test_freed_at_last},
     {"scattered", test_scattered},
     {"swap", test_swap},
+    {"churn", test_churn},
     {"full disk", test_full_disk, true},
     {"folders", test_folders, true},
     {"truncated", test_truncated, true},
