@@ -330,6 +330,9 @@ return function(vm, http, C)
 
   --- Called by a public function, so that level 3 is the user's line. Must not be a tail call there.
   local function perform(who, o)
+    if not wait.current then
+      error(("mw.http.%s: only inside a handler: there is nothing to wait in here"):format(who), 3)
+    end
     local spec, kept, bad = prepare(o)
     if not spec then
       local text = ("mw.http.%s: %s"):format(who, kept)

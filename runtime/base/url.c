@@ -1,6 +1,7 @@
 #include "base/url.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -105,6 +106,15 @@ const char *mw_url_option(const mw_url *u, const char *name) {
     return NULL;
 }
 
+/* In the largest unit that leaves no rest. */
+static const char *size_text(uint64_t size, char out[32]) {
+    static const char *const units[] = {"B", "KB", "MB", "GB", "TB"};
+    int unit = 0;
+    for (; unit < 4 && size && size % 1024 == 0; unit++) size /= 1024;
+    snprintf(out, 32, "%llu%s", (unsigned long long)size, units[unit]);
+    return out;
+}
+
 int mw_url_size(const mw_url *u, const char *name, uint64_t min, uint64_t max, uint64_t *out, mw_error *e) {
     const char *text = mw_url_option(u, name);
     if (!text) return 0;
@@ -121,9 +131,9 @@ int mw_url_size(const mw_url *u, const char *name, uint64_t min, uint64_t max, u
         *out = value;
         return 0;
     }
-    return mw_fail(e, MW_EUSAGE, false,
-                   "option %s=%s: expected a size from %llu to %llu bytes, such as 512MB", name, text,
-                   (unsigned long long)min, (unsigned long long)max);
+    char least[32], most[32];
+    return mw_fail(e, MW_EUSAGE, false, "option %s=%s: expected a size from %s to %s, such as 512MB", name,
+                   text, size_text(min, least), size_text(max, most));
 }
 
 int mw_url_number(const mw_url *u, const char *name, int64_t min, int64_t max, int64_t *out, mw_error *e) {
@@ -143,6 +153,9 @@ int mw_url_only(const mw_url *u, const char *const *known, mw_error *e) {
         const char *name = u->options[i].name;
         size_t k = 0;
         while (known[k] && strcmp(known[k], name) != 0) k++;
+        for (int before = 0; known[k] && before < i; before++)
+            if (strcmp(u->options[before].name, name) == 0)
+                return mw_fail(e, MW_EUSAGE, false, "option \"%s\" stands twice in the URL", name);
         if (known[k]) continue;
         const char *nearest = mw_nearest(name, known);
         if (nearest)

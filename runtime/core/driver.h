@@ -6,8 +6,8 @@
  * an mw_wake. No call may block.
  *
  * Re-entrancy: a driver may call mw_host functions from inside any driver call except `settle`, `publish`,
- * `dedupe`, `browse`, `remove`: their answers come in a later deferred call, so that the core's lists are
- * never changed under its feet.
+ * `dedupe`, `browse`, `remove`, `groups`, `remove_group`: their answers come in a later deferred call, so
+ * that the core's lists are never changed under its feet.
  *
  * The core may call any driver function from inside a host call.
  *
@@ -49,6 +49,7 @@ enum {
     MW_CAN_REMOVE = 1 << 6, /* remove single messages: dlq replay and purge */
     MW_CAN_RETRY = 1 << 7,  /* RETRY without hold: the broker delivers again when due */
     MW_CAN_RETAIN = 1 << 8, /* keep acknowledged messages by age and count */
+    MW_CAN_GROUPS = 1 << 9, /* tell the groups of a channel, and remove one */
 };
 
 /* ---- from the core to the driver ---- */
@@ -173,6 +174,12 @@ typedef struct mw_entry {
     int64_t due_ms;  /* 0, or the wall time it is delayed until */
 } mw_entry;
 
+typedef struct mw_group_info {
+    const char *channel, *group;     /* valid during the call */
+    uint64_t ready, delayed, parked; /* messages that wait for it; ready: those handed out, too */
+    uint32_t consumers;              /* that live */
+} mw_group_info;
+
 enum { MW_UNIT_ALL = UINT32_MAX };
 
 typedef struct mw_host {
@@ -191,6 +198,7 @@ typedef struct mw_host {
     void (*browsed)(mw_link *l, void *cookie, const mw_entry *entries, size_t count, uint64_t last,
                     const mw_error *e); /* last: position to continue after */
     void (*removed)(mw_link *l, void *cookie, size_t count, const mw_error *e);
+    void (*grouped)(mw_link *l, void *cookie, const mw_group_info *groups, size_t count, const mw_error *e);
     void (*state)(mw_link *l, bool up,
                   const mw_error *why); /* connection lost or back, for logs and status */
 } mw_host;
@@ -199,6 +207,9 @@ typedef struct mw_driver {
     const char *name;
     const char *const *schemes; /* NULL-terminated */
     unsigned can;               /* MW_CAN_* */
+
+    /* Optional: what can be said against the address without touching anything. */
+    int (*check)(const mw_url *url, mw_error *e);
 
     /* Connections. open checks the URL and everything that can be checked without waiting; a broker that is
      * away is not an error. */
@@ -236,6 +247,12 @@ typedef struct mw_driver {
                         uint64_t lane); /* clears a mark from outside */
     /* How the connections to servers behind this one stand, for `moonwire status`; how many were told. */
     size_t (*peers)(mw_conn *c, mw_peer *out, size_t max);
+    /* The groups of a channel, or of all when it is NULL; answered by `grouped`. */
+    void (*groups)(mw_conn *c, const char *channel, void *cookie);
+    /* Messages no longer wait for this group: those that no other wants are gone. Refused while a consumer
+     * lives, unless forced; such a consumer loses what it has and begins as a new group. Answered by
+     * `removed`, with how many messages were waiting for it. */
+    void (*remove_group)(mw_conn *c, const char *channel, const char *group, bool force, void *cookie);
 } mw_driver;
 
 extern const mw_driver *const mw_drivers[]; /* NULL-terminated: drivers.c */

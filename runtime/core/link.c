@@ -56,8 +56,10 @@ mw_link *mw_link_new(mw_loop *loop, const char *url, mw_error *e) {
     l->shown = without_password(url);
     if (mw_url_parse(&l->url, url, e) == 0) {
         l->driver = mw_driver_find(l->url.scheme);
-        if (l->driver) return l;
-        unknown_scheme(l->url.scheme, e);
+        if (!l->driver)
+            unknown_scheme(l->url.scheme, e);
+        else if (!l->driver->check || l->driver->check(&l->url, e) == 0)
+            return l;
     }
     mw_link_close(l);
     return NULL;
@@ -145,6 +147,14 @@ void mw_link_remove(mw_link *l, mw_removal r, mw_browser *who) {
     l->driver->remove(l->conn, &r);
 }
 
+void mw_link_groups(mw_link *l, const char *channel, mw_browser *who) {
+    l->driver->groups(l->conn, channel, who);
+}
+
+void mw_link_remove_group(mw_link *l, const char *channel, const char *group, bool force, mw_browser *who) {
+    l->driver->remove_group(l->conn, channel, group, force, who);
+}
+
 /* ---- the driver's answers ---- */
 
 void mw_link_published(mw_link *l, void *cookie, const mw_error *e) {
@@ -170,6 +180,12 @@ void mw_link_removed(mw_link *l, void *cookie, size_t count, const mw_error *e) 
     (void)l;
     mw_browser *b = cookie;
     b->removed(b, count, e);
+}
+
+void mw_link_grouped(mw_link *l, void *cookie, const mw_group_info *groups, size_t count, const mw_error *e) {
+    (void)l;
+    mw_browser *b = cookie;
+    b->grouped(b, groups, count, e);
 }
 
 void mw_link_state(mw_link *l, bool up, const mw_error *why) {

@@ -18,6 +18,7 @@ typedef struct mw_browser mw_browser;
 struct mw_browser {
     void (*browsed)(mw_browser *b, const mw_entry *entries, size_t count, uint64_t last, const mw_error *e);
     void (*removed)(mw_browser *b, size_t count, const mw_error *e);
+    void (*grouped)(mw_browser *b, const mw_group_info *groups, size_t count, const mw_error *e);
 };
 
 /* Checks the address and finds its driver, without touching the broker. */
@@ -40,5 +41,7 @@ void mw_link_flush(mw_link *l); /* now instead of at the end of the turn */
 
 void mw_link_browse(mw_link *l, mw_browse b, mw_browser *who);
 void mw_link_remove(mw_link *l, mw_removal r, mw_browser *who);
+void mw_link_groups(mw_link *l, const char *channel, mw_browser *who);
+void mw_link_remove_group(mw_link *l, const char *channel, const char *group, bool force, mw_browser *who);
 
 extern const mw_host mw_core_host; /* pipeline.c: what every driver calls */

@@ -12,6 +12,7 @@ struct mw_delivery;
 struct mw_message;
 struct mw_dict;
 struct mw_browsing;
+struct mw_grouping;
 
 /* ---- a delivery, as a handler sees it ---- */
 struct mw_delivery *mw_pipeline_take(struct mw_pipeline *p);
@@ -120,6 +121,16 @@ void mw_browsing_free(struct mw_browsing *b);
 void mw_vm_remove(struct mw_vm *vm, struct mw_link *l, const char *channel, const double *positions,
                   uint32_t count, const char **channels, struct mw_message **messages, uint32_t publish_count,
                   double waiter);
+/* The groups of a channel, or of all when it is NULL. */
+typedef struct mw_group_view {
+    const char *channel, *group;
+    double ready, delayed, parked, consumers;
+} mw_group_view;
+void mw_vm_groups(struct mw_vm *vm, struct mw_link *l, const char *channel, double waiter);
+bool mw_grouping_at(const struct mw_grouping *g, uint32_t i, mw_group_view *out); /* false: no more */
+void mw_grouping_free(struct mw_grouping *g);
+void mw_vm_remove_group(struct mw_vm *vm, struct mw_link *l, const char *channel, const char *group,
+                        bool force, double waiter);
 bool mw_vm_release_key(struct mw_link *l, const char *channel, const char *group, uint64_t lane);
 
 /* ---- log, shared values, small things ---- */

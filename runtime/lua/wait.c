@@ -201,7 +201,7 @@ static void removed(mw_browser *who, size_t count, const mw_error *e) {
 void mw_vm_browse(mw_vm *vm, mw_link *l, const char *channel, double after, uint32_t max, bool newest,
                   double waiter) {
     mw_wait *w = new_wait(vm, waiter);
-    w->browser = (mw_browser){browsed, removed};
+    w->browser = (mw_browser){.browsed = browsed};
     w->channel = strdup(channel);
     mw_link_browse(l,
                    (mw_browse){.channel = w->channel, .after = (uint64_t)after, .max = max, .newest = newest},
@@ -211,7 +211,7 @@ void mw_vm_browse(mw_vm *vm, mw_link *l, const char *channel, double after, uint
 void mw_vm_remove(mw_vm *vm, mw_link *l, const char *channel, const double *positions, uint32_t count,
                   const char **channels, mw_message **messages, uint32_t publish_count, double waiter) {
     mw_wait *w = new_wait(vm, waiter);
-    w->browser = (mw_browser){browsed, removed};
+    w->browser = (mw_browser){.removed = removed};
     w->channel = strdup(channel);
     w->positions = calloc(count + 1, sizeof *w->positions);
     w->publications = calloc(publish_count + 1, sizeof *w->publications);
@@ -227,6 +227,60 @@ void mw_vm_remove(mw_vm *vm, mw_link *l, const char *channel, const double *posi
                     .publish = w->publications,
                     .publish_count = publish_count};
     mw_link_remove(l, r, &w->browser);
+}
+
+/* ---- groups ---- */
+
+struct mw_grouping { /* what was found; Lua frees it */
+    uint32_t count;
+    mw_group_info groups[];
+};
+
+bool mw_grouping_at(const struct mw_grouping *g, uint32_t i, mw_group_view *out) {
+    if (i >= g->count) return false;
+    const mw_group_info *from = &g->groups[i];
+    *out = (mw_group_view){.channel = from->channel,
+                           .group = from->group,
+                           .ready = (double)from->ready,
+                           .delayed = (double)from->delayed,
+                           .parked = (double)from->parked,
+                           .consumers = from->consumers};
+    return true;
+}
+
+void mw_grouping_free(struct mw_grouping *g) {
+    for (uint32_t i = 0; g && i < g->count; i++) {
+        free((char *)(uintptr_t)g->groups[i].channel);
+        free((char *)(uintptr_t)g->groups[i].group);
+    }
+    free(g);
+}
+
+static void grouped(mw_browser *who, const mw_group_info *groups, size_t count, const mw_error *e) {
+    struct mw_grouping *g = NULL;
+    if (!e) {
+        if (!(g = malloc(sizeof *g + count * sizeof *groups))) abort();
+        g->count = (uint32_t)count;
+        for (size_t i = 0; i < count; i++) {
+            g->groups[i] = groups[i];
+            g->groups[i].channel = strdup(groups[i].channel);
+            g->groups[i].group = strdup(groups[i].group);
+        }
+    }
+    finish(mw_container_of(who, mw_wait, browser), (mw_completion){.object = g}, e);
+}
+
+void mw_vm_groups(mw_vm *vm, mw_link *l, const char *channel, double waiter) {
+    mw_wait *w = new_wait(vm, waiter);
+    w->browser.grouped = grouped;
+    mw_link_groups(l, channel, &w->browser);
+}
+
+void mw_vm_remove_group(mw_vm *vm, mw_link *l, const char *channel, const char *group, bool force,
+                        double waiter) {
+    mw_wait *w = new_wait(vm, waiter);
+    w->browser.removed = removed;
+    mw_link_remove_group(l, channel, group, force, &w->browser);
 }
 
 bool mw_vm_release_key(mw_link *l, const char *channel, const char *group, uint64_t lane) {

@@ -178,7 +178,7 @@ static void confirmed(mw_confirm *c, const mw_error *e) {
         submit_ack(d);
     } else if (d->dead_letter) { /* it waits for its dead-letter channel; it is never dropped */
         mw_delivery_log(MW_ERROR, "dead-letter channel refuses, waiting", d);
-        mw_log_text("error", d->error->data);
+        mw_log_str("error", d->error->data, d->error->len);
         mw_log_end();
         mw_timer_start(p->loop, &d->timer, settle_backoff(d), publish_again);
     } else {

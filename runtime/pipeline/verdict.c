@@ -93,7 +93,7 @@ void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason,
     mw_log_text("class", class_name);
     mw_log_str("reason", reason, reason_len);
     if (d->error && (d->error->len != reason_len || memcmp(d->error->data, reason, reason_len) != 0))
-        mw_log_text("error", d->error->data);
+        mw_log_str("error", d->error->data, d->error->len);
     mw_log_text("to", p->spec.dead_channel);
     mw_log_end();
     mw_settle_ack(d);
@@ -111,7 +111,7 @@ static void log_retry(int level, const mw_delivery *d, const char *class_name, i
     mw_delivery_log(level, "failed, will retry", d);
     mw_log_num("next_in", (double)delay_ms / 1000);
     mw_log_text("class", class_name);
-    mw_log_text("error", error->data);
+    mw_log_str("error", error->data, error->len);
     mw_log_end();
 }
 

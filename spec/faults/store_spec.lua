@@ -59,10 +59,10 @@ describe("a store that is full", function()
 
   it("makes handlers that publish wait: nothing is acked without its publish, nothing is lost", function()
     local dir = process.tmpdir()
-    local url = "embedded:" .. dir .. "/store?size=16MB"
+    local url = "embedded:" .. dir .. "/store?size=4MB"
     local b = broker.open(url)
     local list = {}
-    for i = 1, 60 do list[i] = { "x", id = "m" .. i } end
+    for i = 1, 40 do list[i] = { "x", id = "m" .. i } end
     b:publish("in", list)
     local child = worker(dir, url, { settings = "retry = { attempts = 1000, base = 0.05, cap = 0.1 },", handler = [[
       function M.handle(msg)
@@ -78,11 +78,62 @@ describe("a store that is full", function()
         positions[#positions + 1] = m.position
       end
       if #positions > 0 then pcall(b.remove, b, "out", positions) end
-      return count == 60
-    end, 60 * late, function() return "60 publishes, there are " .. count end)
+      return count == 40
+    end, 60 * late, function() return "40 publishes, there are " .. count end)
     wait_empty(url)
     assert.matches("is full", child:stderr())
     assert.equal(0, child:stop(20))
+  end)
+
+  -- Full to the brim with `size` bytes each; then every handler publishes as much as its message takes.
+  local function drains(size, store_size, most)
+    local dir = process.tmpdir()
+    local url = "embedded:" .. dir .. "/store?size=" .. store_size
+    local b, body, count = broker.open(url), ("x"):rep(size), 0
+    repeat
+      local ok, err = pcall(b.publish, b, "in", { { body, id = "m" .. (count + 1) } })
+      if ok then count = count + 1 else assert.matches("full", err) end
+      assert(count < most, "it never was full")
+    until not ok
+    assert.is_true(count > 4)
+    local child, trace = worker(dir, url, { settings = "concurrency = 16,", handler = [[
+      function M.handle(msg)
+        mw.publish("out", msg.body, { id = msg.id })
+        trace("done", msg)
+      end]] })
+    wait_empty(url, 60)
+    assert.equal(0, child:stop(20))
+    assert.equal(count, trace:count "done") -- none was handled again: the settlement waited, not the handler
+    local seen, got = {}, 0
+    for _, m in ipairs(b:messages "out") do
+      assert.equal(size, #m.body)
+      if not seen[m.id] then got = got + 1 end
+      seen[m.id] = true
+    end
+    assert.equal(count, got)
+  end
+
+  it("can be drained by handlers that publish as much as they ack: bodies of 400 KB", function()
+    drains(400000, "4MB", 20)
+  end)
+
+  it("can be drained by handlers that publish as much as they ack: bodies of 20 KB", function()
+    drains(20000, "4MB", 400)
+  end)
+
+  it("can be drained by handlers that publish as much as they ack: small bodies", function()
+    drains(500, "4MB", 20000)
+  end)
+
+  it("can be drained into dead letters, which are a little larger", function()
+    local dir = process.tmpdir()
+    local url = "embedded:" .. dir .. "/store?size=4MB"
+    local count = fill(url, 100000, 60)
+    local child = worker(dir, url, { handler = [[
+      function M.handle() return mw.reject("no", "business") end]] })
+    wait_empty(url, 60)
+    assert.equal(0, child:stop(20))
+    assert.equal(count, #broker.open(url):messages "in.dead")
   end)
 
   it("is said to be full when the disk is", function()
@@ -130,12 +181,12 @@ describe("a publish that the store refuses for good", function()
 
   it("does not make the message look handled: its dead letter can be replayed", function()
     local dir = process.tmpdir()
-    local url = "embedded:" .. dir .. "/store"
+    local url = "embedded:" .. dir .. "/store?size=4MB"
     assert.equal(0, publish(url, "m1", "x").code)
     local child, trace = worker(dir, url, { settings = "dedupe = true,", handler = [[
       function M.handle(msg)
         trace("try", msg)
-        mw.publish(msg:header "mw-replay" and "out" or ("c"):rep(600), "y", { id = "out" })
+        mw.publish("out", msg:header "mw-replay" and "y" or ("y"):rep(3900000), { id = "out" })
       end]] })
     local b = broker.open(url)
     broker.turn_until(function() return not b:is_empty "in.dead" end, 10 * late, "the dead letter")
@@ -172,6 +223,18 @@ describe("a store that is not what it should be", function()
     local dir, file = store()
     process.run { "truncate", "-s", "40960", file }
     assert_refused(dir, file, "damaged")
+  end)
+
+  it("is refused when a page of it was overwritten", function()
+    local dir, file = store()
+    local f = assert(io.open(file, "r+b"))
+    local pages = f:seek "end" / 4096
+    for page = 2, pages - 1 do
+      f:seek("set", page * 4096)
+      f:write(("\0"):rep(16))
+    end
+    f:close()
+    assert_refused(dir, file, "is damaged: page %d+")
   end)
 
   it("is refused when it is empty of sense", function()

@@ -56,6 +56,7 @@ typedef struct got { /* a delivery as it came */
     int number; /* the body is a decimal number */
     char key[16], error[64];
     size_t size;
+    uint64_t hash; /* of the body */
     bool done;
 } got;
 
@@ -71,7 +72,13 @@ struct mw_link {
     } entry[64];
     size_t entries;
     uint64_t last;
-    int state_calls;
+    int state_calls, grouped_calls;
+    struct {
+        char channel[32], group[32];
+        uint64_t ready, delayed, parked;
+        uint32_t consumers;
+    } group[8];
+    size_t groups;
 };
 
 struct mw_source {
@@ -102,7 +109,8 @@ static void on_deliver(mw_source *s, const mw_incoming *in, size_t count) {
                    .unit = in[i].unit,
                    .attempt = in[i].attempt,
                    .not_before = in[i].not_before,
-                   .size = p.body_len};
+                   .size = p.body_len,
+                   .hash = mw_hash64(p.body, p.body_len)};
         char number[16] = "";
         memcpy(number, p.body, p.body_len < 15 ? p.body_len : 15);
         g->number = atoi(number);
@@ -177,6 +185,22 @@ static void on_removed(mw_link *l, void *cookie, size_t count, const mw_error *e
     if (e) l->error = *e;
 }
 
+static void on_grouped(mw_link *l, void *cookie, const mw_group_info *groups, size_t count,
+                       const mw_error *e) {
+    (void)cookie;
+    CHECK(!e && count <= 8);
+    l->grouped_calls++;
+    l->groups = count;
+    for (size_t i = 0; i < count; i++) {
+        snprintf(l->group[i].channel, 32, "%s", groups[i].channel);
+        snprintf(l->group[i].group, 32, "%s", groups[i].group);
+        l->group[i].ready = groups[i].ready;
+        l->group[i].delayed = groups[i].delayed;
+        l->group[i].parked = groups[i].parked;
+        l->group[i].consumers = groups[i].consumers;
+    }
+}
+
 static void on_state(mw_link *l, bool up, const mw_error *why) {
     (void)up;
     l->state_calls++;
@@ -193,6 +217,7 @@ static const mw_host HOST = {.room = on_room,
                              .claimed = on_claimed,
                              .browsed = on_browsed,
                              .removed = on_removed,
+                             .grouped = on_grouped,
                              .state = on_state};
 
 /* ---- helpers ---- */
@@ -594,7 +619,8 @@ static int run_role(const char *role, const char *argument) {
 
 typedef struct audit {
     MDB_txn *txn;
-    MDB_dbi channels, groups, messages, refs, waiting[3];
+    MDB_dbi channels, groups, messages, pieces, refs, waiting[3];
+    size_t pieces_used;
 } audit;
 
 /* Calls visit for each row whose key begins with the prefix; returns how many there are. */
@@ -604,7 +630,8 @@ static size_t each(audit *a, MDB_dbi table, const void *prefix, size_t len,
     MDB_val want = {len, (void *)prefix}, key = want, value;
     size_t count = 0;
     CHECK(mdb_cursor_open(a->txn, table, &c) == 0);
-    int rc = mdb_cursor_get(c, &key, &value, MDB_SET_RANGE);
+    int rc = mdb_cursor_get(c, &key, &value, len ? MDB_SET_RANGE : MDB_FIRST);
+    CHECK(rc == 0 || rc == MDB_NOTFOUND);
     for (; rc == 0 && mwe_has_prefix(&key, &want); rc = mdb_cursor_get(c, &key, &value, MDB_NEXT), count++)
         if (visit) visit(a, &key, to);
     mdb_cursor_close(c);
@@ -644,6 +671,22 @@ typedef struct expectation {
     const mw_map *wanted;
 } expectation;
 
+static void add_size(audit *a, const MDB_val *key, void *to) {
+    MDB_val value, copy = *key;
+    CHECK(mdb_get(a->txn, a->pieces, &copy, &value) == 0 && value.mv_size <= 4096 - 32);
+    *(size_t *)to += value.mv_size;
+}
+
+/* The row and its pieces make up the record, no more and no less. */
+static void audit_pieces(audit *a, const MDB_val *key) {
+    MDB_val value, copy = *key;
+    mwe_record r;
+    size_t size = 0;
+    CHECK(mdb_get(a->txn, a->messages, &copy, &value) == 0 && mwe_record_head(&value, &r));
+    a->pieces_used += each(a, a->pieces, key->mv_data, key->mv_size, add_size, &size);
+    CHECK(value.mv_size + size == mwe_record_size(&r));
+}
+
 static void audit_message(audit *a, const MDB_val *key, void *to) {
     const expectation *e = to;
     MDB_val value, copy = *key;
@@ -653,6 +696,7 @@ static void audit_message(audit *a, const MDB_val *key, void *to) {
     size_t wanted = (size_t)mw_map_get(e->wanted, seq);
     CHECK(refs == wanted, "message %d of channel %u: %u references, wanted by %zu", (int)seq, e->row->id,
           refs, wanted);
+    audit_pieces(a, key);
 }
 
 static void audit_channel(audit *a, const MDB_val *key, void *to) {
@@ -679,7 +723,8 @@ static void audit_store(void) {
         MDB_dbi *table;
     } tables[] = {{"channels", &a.channels}, {"groups", &a.groups},    {"messages", &a.messages},
                   {"refs", &a.refs},         {"ready", &a.waiting[0]}, {"due", &a.waiting[1]},
-                  {"parked", &a.waiting[2]}};
+                  {"parked", &a.waiting[2]}, {"pieces", &a.pieces}};
+    a.pieces_used = 0;
     snprintf(path, sizeof path, "%s/moonwire.mdb", folder);
     CHECK(mdb_env_create(&env) == 0 && mdb_env_set_maxdbs(env, 20) == 0);
     CHECK(mdb_env_set_mapsize(env, 1 << 20) == 0); /* LMDB takes what the file needs at least */
@@ -689,6 +734,9 @@ static void audit_store(void) {
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         CHECK(mdb_dbi_open(a.txn, tables[i].name, 0, tables[i].table) == 0);
     each(&a, a.channels, "", 0, audit_channel, NULL);
+    MDB_stat stat;
+    CHECK(mdb_stat(a.txn, a.pieces, &stat) == 0 && stat.ms_entries == a.pieces_used, "%zu pieces, %zu in use",
+          stat.ms_entries, a.pieces_used);
     mdb_txn_abort(a.txn);
     mdb_env_close(env);
 }
@@ -1138,6 +1186,55 @@ static void test_large(void) {
     D->close(c);
 }
 
+/* Messages of every size around those at which a record is cut, and with keys and headers that are cut
+ * themselves: delivered as they were, to a group that came first and to one that came late. */
+static void test_pieces(void) {
+    enum { MORE = 1 << 20, LONGEST = 3 << 20 };
+    static const size_t sizes[] = {0,    1900, 4000, 4020, 4030,  4031,   4032,
+                                   4033, 4064, 8090, 8100, 65536, LONGEST};
+    enum { COUNT = sizeof sizes / sizeof *sizes };
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    mw_source *a = subscribe_as(c, "work", "a", MW_ORDER_KEY, 10000);
+    char *bytes = malloc(LONGEST);
+    for (size_t i = 0; i < LONGEST; i++) bytes[i] = (char)(i * 2654435761u >> 13);
+    mw_headers headers = {0};
+    mw_headers_add(&headers, "h", 1, bytes, MORE - 100);
+    mw_publication list[COUNT * 2];
+    for (size_t i = 0; i < COUNT * 2; i++) {
+        bool large = i >= COUNT;
+        mw_parts p = {.body = bytes, .body_len = sizes[i % COUNT], .priority = 4, .time_ms = 1};
+        p.key = bytes, p.key_len = large ? MORE : 10, p.has_key = true;
+        if (large) p.headers = headers.data, p.headers_len = headers.len;
+        list[i] = (mw_publication){.channel = "work", .msg = mw_message_new(&p)};
+    }
+    D->publish(c, list, COUNT * 2);
+    RUN_UNTIL(l.published == COUNT * 2, 10000);
+    CHECK(l.refused == 0, "%s", l.error.text);
+    for (size_t i = 0; i < COUNT * 2; i++) mw_message_unref(list[i].msg);
+    mw_source *b = subscribe_as(c, "work", "b", MW_ORDER_KEY, 10000);
+    RUN_UNTIL(a->count == COUNT * 2 && b->count == COUNT * 2, 10000);
+    for (size_t i = 0; i < COUNT * 2; i++)
+        for (int side = 0; side < 2; side++) {
+            got *g = &(side ? b : a)->got[i];
+            CHECK(g->size == sizes[i % COUNT] && g->hash == mw_hash64(bytes, g->size),
+                  "message %zu: %zu bytes", i, g->size);
+        }
+    audit_store();
+    size_t acked = 0;
+    ack_new(a, &acked);
+    acked = 0;
+    ack_new(b, &acked);
+    RUN_UNTIL(a->settled == COUNT * 2 && b->settled == COUNT * 2, 10000);
+    browse(c, &l, 0);
+    CHECK(l.entries == 0 && a->errors + b->errors == 0);
+    mw_headers_free(&headers);
+    free(bytes);
+    unsubscribe(a);
+    unsubscribe(b);
+    D->close(c);
+}
+
 /* Publishes, 20 at a time, until the store refuses; *sent counts what it took. */
 static void fill(mw_conn *c, mw_link *l, size_t size, int *sent) {
     enum { AT_ONCE = 20 };
@@ -1180,6 +1277,186 @@ static void test_full(void) {
         unsubscribe(s);
         D->close(c);
     }
+}
+
+/* Everything that stands in the channel, oldest first; returns how many there are. */
+static size_t positions_in(mw_conn *c, mw_link *l, const char *channel, uint64_t *out, size_t most) {
+    size_t count = 0;
+    uint64_t after = 0;
+    for (;;) {
+        int before = l->browsed_calls;
+        D->browse(c, &(mw_browse){.channel = channel, .after = after, .max = 60});
+        RUN_UNTIL(l->browsed_calls == before + 1, 5000);
+        if (l->entries == 0) return count;
+        for (size_t i = 0; i < l->entries && count < most; i++) out[count++] = l->entry[i].position;
+        after = l->last;
+    }
+}
+
+static void remove_from(mw_conn *c, mw_link *l, const char *channel, const uint64_t *positions,
+                        size_t count) {
+    int before = l->removed_calls;
+    D->remove(c, &(mw_removal){.channel = channel, .positions = positions, .count = count});
+    RUN_UNTIL(l->removed_calls == before + 1, 5000);
+    CHECK(l->removed == count, "%zu of %zu: %s", l->removed, count, l->error.text);
+}
+
+/* What the last commit freed can be used two commits later; nobody else is there to make them. */
+static void test_freed_at_last(void) {
+    enum { SIZE = 400000 };
+    static uint64_t all[64];
+    mw_link l = {0};
+    mw_conn *c = open_with("?size=4MB", &l);
+    char *body = malloc(SIZE);
+    memset(body, '7', SIZE);
+    for (int round = 0; round < 5; round++) {
+        int sent = 0;
+        fill(c, &l, SIZE, &sent);
+        CHECK(sent >= 5, "round %d: only %d fitted", round, sent);
+        size_t there = positions_in(c, &l, "work", all, 64);
+        CHECK(there == (size_t)sent);
+        remove_from(c, &l, "work", all, there);
+        mw_error e = send_one(c, &l, (letter){"work", NULL, body, .size = SIZE});
+        CHECK(e.code == 0, "round %d: empty, and yet %s", round, e.text);
+        CHECK(positions_in(c, &l, "work", all, 64) == 1);
+        remove_from(c, &l, "work", all, 1);
+    }
+    free(body);
+    D->close(c);
+}
+
+/* Free pages lie scattered between live ones: a large message must not need them side by side. */
+static void test_scattered(void) {
+    enum { SMALL = 3000, LARGE = 400000, EVERY = 20 };
+    static uint64_t all[2000], gone[2000];
+    mw_link l = {0};
+    mw_conn *c = open_with("?size=4MB", &l);
+    int sent = 0;
+    fill(c, &l, SMALL, &sent);
+    size_t there = positions_in(c, &l, "work", all, 2000), count = 0;
+    CHECK(there == (size_t)sent && there > 500, "%zu", there);
+    for (size_t i = 0; i < there; i++)
+        if (i % EVERY) gone[count++] = all[i];
+    remove_from(c, &l, "work", gone, count);
+    for (int i = 0; i < 3; i++) CHECK(send_one(c, &l, (letter){"other", NULL, "1"}).code == 0);
+    char *body = malloc(LARGE);
+    memset(body, '7', LARGE);
+    for (int i = 0; i < 4; i++) {
+        mw_error e = send_one(c, &l, (letter){"large", NULL, body, .size = LARGE});
+        CHECK(e.code == 0, "large message %d, with %zu pages free: %s", i, count, e.text);
+    }
+    mw_source *s = subscribe(c, "large");
+    RUN_UNTIL(s->count == 4, 5000);
+    for (size_t i = 0; i < 4; i++) CHECK(s->got[i].size == LARGE);
+    consume_all(s, 4, 5000);
+    unsubscribe(s);
+    free(body);
+    D->close(c);
+}
+
+/* Acks everything delivered so far, each with a publication of its size to `to`; shuffled as far as a window
+ * of handlers would do it. */
+static void move_on(mw_source *s, const char *to, char *body, size_t size) {
+    letter w = {to, "k", body, .size = size};
+    mw_message *m = message_of(&w);
+    mw_publication p = {.channel = to, .msg = m};
+    size_t count = s->count;
+    for (size_t i = 0; i < count; i++) {
+        size_t window = count - i < 200 ? count - i : 200, j = i + (size_t)rand() % window;
+        got g = s->got[j];
+        s->got[j] = s->got[i];
+        s->got[i] = g;
+    }
+    for (size_t i = 0; i < count; i++) {
+        int settled = s->settled;
+        mw_settlement x = of(&s->got[i], MW_SETTLE_ACK);
+        x.publish = &p;
+        x.publish_count = 1;
+        settle(s, x);
+        if (i % 50 == 0) RUN_UNTIL(s->settled > settled, 10000);
+    }
+    RUN_UNTIL(s->settled == (int)count, 20000);
+    mw_message_unref(m);
+}
+
+/* A full store whose messages are moved from one channel to another and back, all of them, again and again: a
+ * settlement that frees as much as it takes goes through. Small messages share pages, which go when the last
+ * of a page does: those are moved once. */
+static void test_swap(void) {
+    static const size_t sizes[] = {300, 1800, 3000, 5000, 100000, 400000};
+    static uint64_t all[10000];
+    for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
+        mw_link l = {0};
+        fresh_folder();
+        mw_conn *c = open_with("?size=4MB", &l);
+        mw_source *s = subscribe(c, "work");
+        int sent = 0;
+        s->room = 100000;
+        fill(c, &l, sizes[n], &sent);
+        char *body = malloc(sizes[n]);
+        memset(body, '7', sizes[n]);
+        RUN_UNTIL(s->count == (size_t)sent, 10000);
+        for (int round = 0; round < (sizes[n] < 1900 ? 1 : 6); round++) {
+            const char *to = round % 2 ? "work" : "done";
+            mw_source *next = subscribe(c, to);
+            next->room = 100000;
+            move_on(s, to, body, sizes[n]);
+            CHECK(s->errors == 0, "%zu bytes, round %d, %d of %d refused: %s", sizes[n], round, s->errors,
+                  sent, s->error.text);
+            unsubscribe(s);
+            s = next;
+            RUN_UNTIL(s->count == (size_t)sent, 10000);
+        }
+        CHECK(positions_in(c, &l, sizes[n] < 1900 ? "done" : "work", all, 10000) == (size_t)sent);
+        consume_all(s, (size_t)sent, 10000);
+        unsubscribe(s);
+        free(body);
+        D->close(c);
+    }
+}
+
+/* Messages of all sizes come and go in any order in a store that is full most of the time, so that its free
+ * pages lie everywhere: an ack is never refused, and in the end everything can be taken out. */
+static void test_churn(void) {
+    static const size_t sizes[] = {100, 100, 500, 2500, 3900, 9000, 70000, 400000, 1500000, 3000000};
+    enum { ROUNDS = 1000, LARGEST = 3000000 };
+    mw_link l = {0};
+    mw_conn *c = open_with("?size=16MB", &l);
+    mw_source *s = subscribe(c, "work");
+    char *body = malloc(LARGEST);
+    memset(body, '7', LARGEST);
+    s->room = 100000;
+    s->bytes = 1 << 30;
+    size_t acked = 0;
+    int refused = 0, sent = 0;
+    srand(5);
+    for (int round = 0; round < ROUNDS; round++) {
+        size_t size = sizes[(size_t)rand() % (sizeof sizes / sizeof *sizes)];
+        mw_error e = send_one(c, &l, (letter){"work", NULL, body, .size = size});
+        CHECK(e.code == 0 || e.code == MW_EFULL, "%s", e.text);
+        sent += e.code == 0;
+        refused += e.code != 0;
+        RUN_UNTIL(s->count == (size_t)sent, 10000);
+        if (e.code == 0) continue;                                           /* until it is full */
+        for (int n = rand() % 20; n > 0 && acked < s->count; n--, acked++) { /* one of those that are left */
+            size_t j = acked + (size_t)rand() % (s->count - acked);
+            got g = s->got[j];
+            s->got[j] = s->got[acked];
+            s->got[acked] = g;
+            ack(s, acked);
+        }
+        RUN_UNTIL(s->settled == (int)acked, 10000);
+        CHECK(s->errors == 0, "round %d: %s", round, s->error.text);
+    }
+    CHECK(refused > 30 && sent > 300, "%d refused, %d taken", refused, sent);
+    for (; acked < s->count; acked++) ack(s, acked);
+    RUN_UNTIL(s->settled == sent, 20000);
+    CHECK(s->errors == 0, "%s", s->error.text);
+    browse(c, &l, 0);
+    CHECK(l.entries == 0 && send_one(c, &l, (letter){"work", NULL, body, .size = LARGEST}).code == 0);
+    free(body);
+    unsubscribe(s);
+    D->close(c);
 }
 
 static void take_disk(const char *disk, bool take) {
@@ -1254,6 +1531,97 @@ static void test_full_disk(void) {
     }
 }
 
+/* ---- cases: groups ---- */
+
+static void list_groups(mw_conn *c, mw_link *l, const char *channel) {
+    int before = l->grouped_calls;
+    D->groups(c, channel, NULL);
+    RUN_UNTIL(l->grouped_calls == before + 1, 5000);
+}
+
+static mw_error remove_group(mw_conn *c, mw_link *l, const char *channel, const char *group, bool force) {
+    int before = l->removed_calls;
+    l->error = (mw_error){0};
+    D->remove_group(c, channel, group, force, NULL);
+    RUN_UNTIL(l->removed_calls == before + 1, 20000);
+    return l->error;
+}
+
+/* A group that nobody uses any more holds messages in every way there is; another one wants some of them. */
+static void test_remove_group(void) {
+    enum { COUNT = 10000 };
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    mw_source *kept = subscribe_as(c, "work", "kept", MW_ORDER_KEY, 10000);
+    mw_source *old = subscribe_as(c, "work", "old", MW_ORDER_KEY, 10000);
+    send_many(c, &l, "work", COUNT, 50);
+    send_one(c, &l, (letter){"work", NULL, "7", .delay = 1000000});
+    RUN_UNTIL(old->count == 1000 && kept->count == 1000, 10000);
+    mw_settlement x = of(&old->got[0], MW_SETTLE_ACK);
+    x.lane = 77;
+    x.mark = MW_MARK_HOLD;
+    settle_wait(old, x);
+    x = of(&old->got[1], MW_SETTLE_PARK);
+    x.lane = 77;
+    settle_wait(old, x);
+    x = of(&old->got[2], MW_SETTLE_RETRY);
+    x.delay_ms = 1000000;
+    x.error = mw_text_new("boom", 4);
+    settle_wait(old, x);
+    mw_text_unref(x.error);
+    mw_error e = remove_group(c, &l, "work", "old", false);
+    CHECK(e.code == MW_EUSAGE && strstr(e.text, "has 1 consumer"), "%s", e.text);
+    unsubscribe(old);
+    list_groups(c, &l, "work");
+    CHECK(l.groups == 2 && strcmp(l.group[0].group, "kept") == 0 && strcmp(l.group[1].group, "old") == 0);
+    CHECK(l.group[0].consumers == 1 && l.group[1].consumers == 0 && l.group[1].parked == 1);
+    CHECK(l.group[1].delayed == 2 && l.group[1].ready == COUNT - 3, "%d", (int)l.group[1].ready);
+    CHECK(remove_group(c, &l, "work", "old", false).code == 0);
+    CHECK(l.removed == COUNT, "%zu", l.removed);
+    e = remove_group(c, &l, "work", "old", false);
+    CHECK(e.code == MW_EUSAGE && strstr(e.text, "has no group old"), "%s", e.text);
+    CHECK(remove_group(c, &l, "nowhere", "old", false).code == MW_EUSAGE);
+    list_groups(c, &l, NULL);
+    CHECK(l.groups == 1 && strcmp(l.group[0].channel, "work") == 0);
+    audit_store();
+    consume_all(kept, COUNT, 20000);
+    browse(c, &l, 0);
+    CHECK(l.entries == 1, "%zu: the delayed one is left", l.entries);
+    unsubscribe(kept);
+    CHECK(remove_group(c, &l, "work", "kept", false).code == 0 && l.removed == 1);
+    browse(c, &l, 0);
+    CHECK(l.entries == 0);
+    D->close(c);
+}
+
+/* A consumer that lives loses what it has, and begins as a new group. */
+static void test_remove_live_group(void) {
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    mw_source *other = subscribe_as(c, "work", "other", MW_ORDER_KEY, 10000), *s = subscribe(c, "work");
+    send_many(c, &l, "work", 20, 5);
+    RUN_UNTIL(s->count == 20 && other->count == 20, 5000);
+    mw_settlement x = of(&s->got[0], MW_SETTLE_ACK);
+    x.lane = 77;
+    x.mark = MW_MARK_HOLD;
+    settle_wait(s, x);
+    CHECK(remove_group(c, &l, "work", "g", true).code == 0 && l.removed == 19);
+    ack(s, 1);
+    RUN_UNTIL(s->fenced_answers == 1, 5000);
+    s->flying = 0;
+    RUN_UNTIL(s->fences > 0 && s->count == 40, 5000);
+    CHECK(s->last_lane == 77 && s->last_mark == MW_MARK_NONE);
+    for (size_t i = 20; i < 40; i++) ack(s, i);
+    for (size_t i = 0; i < 20; i++) ack(other, i);
+    RUN_UNTIL(s->settled == 22 && other->settled == 20, 5000);
+    CHECK(s->errors == 1 && other->errors == 0);
+    browse(c, &l, 0);
+    CHECK(l.entries == 0, "%zu", l.entries);
+    unsubscribe(s);
+    unsubscribe(other);
+    D->close(c);
+}
+
 /* ---- cases: folders ---- */
 
 static void refuse(const char *path, const char *word) {
@@ -1314,6 +1682,64 @@ static void test_truncated(void) {
     refuse(folder, "moonwire.mdb");
 }
 
+/* Each page in turn is zeroed, filled with noise, or swapped with another: the store is refused and left as
+ * it is, or the page was not in use. */
+static void test_damaged_pages(void) {
+    enum { PAGE = 4096 };
+    char path[512];
+    static char body[3000], body2[20000];
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    mw_source *s = subscribe(c, "work");
+    memset(body, '7', sizeof body);
+    memset(body2, '7', sizeof body2);
+    send_many(c, &l, "work", 300, 5);
+    for (int i = 0; i < 4; i++) {
+        send_one(c, &l, (letter){"work", NULL, body, .size = sizeof body});
+        send_one(c, &l, (letter){"work", NULL, body2, .size = sizeof body2});
+    }
+    RUN_UNTIL(s->count == 308, 5000);
+    for (size_t i = 0; i < 100; i++) ack(s, i);
+    RUN_UNTIL(s->settled == 100, 5000);
+    unsubscribe(s);
+    D->close(c);
+    snprintf(path, sizeof path, "%s/moonwire.mdb", folder);
+    int fd = open(path, O_RDWR | O_CLOEXEC), refused = 0, taken = 0;
+    struct stat st;
+    CHECK(fd >= 0 && fstat(fd, &st) == 0);
+    size_t size = (size_t)st.st_size, pages = size / PAGE;
+    char *sound = malloc(size), *found = malloc(size);
+    CHECK(pread(fd, sound, size, 0) == (ssize_t)size);
+    for (size_t page = 2; page < pages; page++)
+        for (int how = 0; how < 3; how++) {
+            char now[PAGE] = {0};
+            if (how == 1) memcpy(now, sound + (page + 1 < pages ? page + 1 : 2) * PAGE, PAGE);
+            for (int i = 0; how == 2 && i < PAGE; i++) now[i] = (char)rand();
+            CHECK(pwrite(fd, sound, size, 0) == (ssize_t)size && ftruncate(fd, (off_t)size) == 0);
+            CHECK(pwrite(fd, now, PAGE, (off_t)(page * PAGE)) == PAGE);
+            mw_error e = {0};
+            c = try_open(folder, "", &l, &e);
+            if (!c) {
+                refused++;
+                CHECK(e.code == MW_EFORMAT && strstr(e.text, "is damaged: page"), "%s", e.text);
+                CHECK(pread(fd, found, size, 0) == (ssize_t)size);
+                memcpy(found + page * PAGE, sound + page * PAGE, PAGE);
+                CHECK(memcmp(found, sound, size) == 0, "page %zu: the file was changed", page);
+                continue;
+            }
+            taken++;
+            s = subscribe(c, "work");
+            RUN_UNTIL(s->count >= 200, 5000);
+            unsubscribe(s);
+            D->close(c);
+        }
+    CHECK(refused > 60 && taken > 0, "%d refused, %d taken", refused, taken);
+    CHECK(pwrite(fd, sound, size, 0) == (ssize_t)size);
+    close(fd);
+    free(sound);
+    free(found);
+}
+
 static void put_row(const char *table, const void *name, size_t len, const void *data, size_t size) {
     char path[512];
     MDB_env *env;
@@ -1345,10 +1771,88 @@ static void test_formats(void) {
     refuse(folder, "not a Moonwire store");
 }
 
+/* A store as format 1 left it, with a large message in one row: it is read, and from then on has format 2. */
+static void test_format_1(void) {
+    enum { LARGE = 100000 };
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    mw_source *s = subscribe(c, "work");
+    run_for(50);
+    send_many(c, &l, "work", 3, 3);
+    unsubscribe(s);
+    D->close(c);
+    char *body = malloc(LARGE), *row = malloc(LARGE + 200);
+    memset(body, '5', LARGE);
+    mw_parts p = {.body = body, .body_len = LARGE, .priority = 4};
+    mwe_record r = mwe_record_of(&p, 1, 0);
+    mwe_record_write(row, &p, &r);
+    mwe_key k;
+    mwe_key_message(&k, 1, 2);
+    put_row("messages", k.bytes, 12, row, mwe_record_size(&r));
+    put_row("meta", "format", 6, &(uint32_t){1}, 4);
+    c = open_store(&l);
+    s = subscribe(c, "work");
+    CHECK(send_one(c, &l, (letter){"work", NULL, body, .size = LARGE}).code == 0);
+    RUN_UNTIL(s->count == 4, 5000);
+    CHECK(s->got[1].size == LARGE && s->got[1].hash == mw_hash64(body, LARGE) && s->got[3].size == LARGE);
+    consume_all(s, 4, 5000);
+    unsubscribe(s);
+    D->close(c);
+    char path[512];
+    MDB_env *env;
+    MDB_txn *txn;
+    MDB_dbi meta;
+    MDB_val key = {6, "format"}, value;
+    snprintf(path, sizeof path, "%s/moonwire.mdb", folder);
+    CHECK(mdb_env_create(&env) == 0 && mdb_env_set_maxdbs(env, 20) == 0);
+    CHECK(mdb_env_open(env, path, MDB_NOSUBDIR, 0666) == 0 &&
+          mdb_txn_begin(env, NULL, MDB_RDONLY, &txn) == 0);
+    CHECK(mdb_dbi_open(txn, "meta", 0, &meta) == 0 && mdb_get(txn, meta, &key, &value) == 0);
+    uint32_t format = 0;
+    CHECK(mwe_read_row(&value, &format, sizeof format) && format == 2);
+    mdb_txn_abort(txn);
+    mdb_env_close(env);
+    free(body);
+    free(row);
+}
+
+/* A piece is gone, one is too long, one belongs to nothing: such a message is passed by, the others flow. */
+static void test_bad_pieces(void) {
+    enum { LARGE = 50000 };
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    char *body = malloc(LARGE);
+    memset(body, '5', LARGE);
+    for (int i = 0; i < 4; i++) send_one(c, &l, (letter){"work", NULL, body, .size = LARGE});
+    D->close(c);
+    mwe_key k;
+    mwe_key_piece(&k, 1, 1, 3);
+    put_row("pieces", k.bytes, MWE_PIECE_KEY, "", 0);
+    mwe_key_piece(&k, 1, 2, 12);
+    put_row("pieces", k.bytes, MWE_PIECE_KEY, body, 4064);
+    mwe_key_piece(&k, 1, 3, 2);
+    k.bytes[MWE_PIECE_KEY] = 0;
+    put_row("pieces", k.bytes, MWE_PIECE_KEY + 1, body, 10);
+    mwe_key_piece(&k, 9, 1, 1);
+    put_row("pieces", k.bytes, MWE_PIECE_KEY, body, 10);
+    c = open_store(&l);
+    mw_source *s = subscribe(c, "work");
+    RUN_UNTIL(s->count == 1, 5000);
+    run_for(100);
+    CHECK(s->count == 1 && s->got[0].tag == 4 && s->got[0].hash == mw_hash64(body, LARGE), "%zu", s->count);
+    browse(c, &l, 0);
+    CHECK(l.entries == 1 && l.last == 4);
+    consume_all(s, 1, 5000);
+    remove_from(c, &l, "work", (uint64_t[]){1, 2, 3}, 3);
+    free(body);
+    unsubscribe(s);
+    D->close(c);
+}
+
 /* Rows of wrong sizes everywhere: nothing may crash, sound messages still flow. */
 static void test_garbage_rows(void) {
-    static const char *const tables[] = {"messages", "ready",     "due",  "parked",
-                                         "owners",   "consumers", "marks"};
+    static const char *const tables[] = {"messages", "pieces", "ready",     "due",
+                                         "parked",   "owners", "consumers", "marks"};
     mw_link l = {0};
     mw_conn *c = open_store(&l);
     mw_source *s = subscribe(c, "work");
@@ -1770,11 +2274,21 @@ static const struct {
     {"dead claim", test_dead_claim},
     {"browse remove", test_browse_remove},
     {"large", test_large},
+    {"pieces", test_pieces},
+    {"remove group", test_remove_group},
+    {"remove live group", test_remove_live_group},
     {"full", test_full},
+    {"freed at last", test_freed_at_last},
+    {"scattered", test_scattered},
+    {"swap", test_swap},
+    {"churn", test_churn},
     {"full disk", test_full_disk, true},
     {"folders", test_folders, true},
     {"truncated", test_truncated, true},
+    {"damaged pages", test_damaged_pages, true},
     {"formats", test_formats, true},
+    {"format 1", test_format_1},
+    {"bad pieces", test_bad_pieces, true},
     {"garbage rows", test_garbage_rows, true},
     {"crash attempts", test_crash_attempts},
     {"retry across crash", test_retry_across_crash},

@@ -2,6 +2,7 @@
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
 local ffi = require "ffi"
+local fields = require "moonwire.internal.config.fields"
 local json = require "moonwire.json"
 local nearest = require "moonwire.internal.nearest"
 local wait = require "moonwire.internal.wait"
@@ -12,6 +13,7 @@ local OPTIONS = { "key", "headers", "id", "delay", "priority", "type", "now", "o
 local KNOWN = {}
 for _, name in ipairs(OPTIONS) do KNOWN[name] = true end
 
+local DELAY_MOST = 3.15e9
 local parts, failure = ffi.new "mw_parts", ffi.new "mw_failure"
 local uuid = ffi.new "char[37]"
 
@@ -60,10 +62,13 @@ local function check_options(options)
   if p ~= nil and (type(p) ~= "number" or p < 0 or p > 9 or p % 1 ~= 0) then
     return nil, "priority must be a whole number from 0 to 9"
   end
-  if d ~= nil and (type(d) ~= "number" or d < 0 or d ~= d or d > 3.2e9) then
-    return nil, "delay must be seconds, 0 or more"
+  if d ~= nil and (type(d) ~= "number" or d < 0 or d ~= d or d > DELAY_MOST) then
+    return nil, ("delay must be seconds, 0 or more and at most %g (a hundred years), got %s"):format(DELAY_MOST,
+      tostring(d))
   end
-  if options.id ~= nil and type(options.id) ~= "string" then return nil, "id must be a string" end
+  if options.id ~= nil and (type(options.id) ~= "string" or options.id == "") then
+    return nil, "id must be a string that is not empty"
+  end
   if options.type ~= nil and type(options.type) ~= "string" then return nil, "type must be a string" end
   if options.headers ~= nil and type(options.headers) ~= "table" then return nil, "headers must be a table" end
   return true
@@ -178,9 +183,21 @@ local function root_task()
   return task
 end
 
+-- Looking through a name leaves the compiled code, so each is looked at once.
+local names, name_count = {}, 0
+
+local function check_name(name)
+  if not fields.is_name(name) then
+    error(name == "" and "mw.publish: the channel's name is empty"
+      or "mw.publish: the channel's name must have at most 249 bytes and no control characters", 4)
+  end
+  if name_count == 1000 then names, name_count = {}, 0 end
+  names[name], name_count = true, name_count + 1
+end
+
 local function resolve(target, task)
   if type(target) == "string" then
-    if target == "" then error("mw.publish: the channel's name is empty", 3) end
+    if not names[target] then check_name(target) end
     return task.pipeline.link, target
   end
   if type(target) == "table" and target.link_of then return target:link_of(), target.name end

@@ -12,12 +12,6 @@ enum {
     DUE_MOST = 1 << 16, /* delayed messages looked at to tell their time */
 };
 
-typedef struct mwe_browsing {
-    struct mwe_browsing *next;
-    mwe_channel *channel;
-    mw_browse b;
-} browsing;
-
 typedef struct remove_op {
     mwe_op op;
     mwe_channel *channel;
@@ -69,16 +63,16 @@ static size_t read_entries(mw_conn *c, const mw_browse *b, uint32_t channel, mw_
     int rc = mdb_cursor_get(at, &key, &value, MDB_SET_RANGE);
     for (; rc == 0 && count < max && bytes < BYTES_MOST && mwe_has_prefix(&key, range);
          rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
-        mw_parts parts;
         int64_t due_ms;
         if (key.mv_size != 12) continue;
         *last = mwe_get64((const char *)key.mv_data + 4);
-        if (!mwe_record_read(&value, &parts, &due_ms)) continue;
+        mw_message *m = mwe_record_message(c->store, c->reader, channel, *last, &value, &due_ms);
+        if (!m) continue;
         uintptr_t retry = *last ? (uintptr_t)mw_map_get(&due, *last) : 0;
         if (retry) due_ms = (int64_t)retry - 1;
         if (due_ms <= mw_loop_wall_ms(c->loop)) due_ms = 0;
-        out[count++] = (mw_entry){.position = *last, .msg = mw_message_new(&parts), .due_ms = due_ms};
-        bytes += value.mv_size;
+        out[count++] = (mw_entry){.position = *last, .msg = m, .due_ms = due_ms};
+        bytes += mw_message_size(m);
     }
     mdb_cursor_close(at);
     mw_map_free(&due);
@@ -99,7 +93,7 @@ static uint64_t read_newest(mw_conn *c, uint32_t channel) {
     return newest;
 }
 
-static void answer_browse(mw_conn *c, browsing *b) {
+static void answer_browse(mw_conn *c, mwe_browsing *b) {
     mw_error e;
     uint64_t last = b->b.after;
     uint32_t channel;
@@ -121,28 +115,35 @@ static void answer_browse(mw_conn *c, browsing *b) {
     c->host->browsed(c->link, b->b.cookie, entries, count, last, rc ? &e : NULL);
     for (size_t i = 0; i < count; i++) mw_message_unref(entries[i].msg);
     free(entries);
-    free(b);
 }
 
 static void run_browse(mw_deferred *d) {
     mw_conn *c = mw_container_of(d, mw_conn, browse);
-    browsing *b = c->browsing;
+    mwe_browsing *b = c->browsing;
     c->browsing = NULL;
     c->browsing_tail = &c->browsing;
     while (b) {
-        browsing *next = b->next;
-        answer_browse(c, b);
+        mwe_browsing *next = b->next;
+        if (b->groups)
+            mwe_groups_answer(c, b->channel, b->all, b->b.cookie);
+        else
+            answer_browse(c, b);
+        free(b);
         b = next;
     }
 }
 
-void mwe_browse(mw_conn *c, const mw_browse *want) {
-    browsing *b = mwe_alloc(sizeof *b);
-    b->b = *want;
-    b->channel = mwe_channel_named(c->store, want->channel);
+void mwe_browse_later(mw_conn *c, mwe_browsing *b) {
     *c->browsing_tail = b;
     c->browsing_tail = &b->next;
     mw_defer(c->loop, &c->browse, run_browse);
+}
+
+void mwe_browse(mw_conn *c, const mw_browse *want) {
+    mwe_browsing *b = mwe_alloc(sizeof *b);
+    b->b = *want;
+    b->channel = mwe_channel_named(c->store, want->channel);
+    mwe_browse_later(c, b);
 }
 
 void mwe_browse_cancel(mw_conn *c) {
@@ -223,17 +224,20 @@ static int remove_all(mwe_txn *t, mwe_tchannel *c, remove_op *o) {
 static int publish_replacements(mwe_txn *t, mwe_tchannel *c, remove_op *o) {
     mwe_publish *present = mwe_alloc((o->r.publish_count + 1) * sizeof *present);
     size_t count = 0;
+    int64_t freed = 0;
     int rc = 0;
     for (size_t i = 0; i < o->r.publish_count && !rc; i++) {
         mwe_key k;
         MDB_val value;
         rc = mwe_get(t, MWE_MESSAGES, mwe_key_message(&k, c->row.id, o->r.positions[i]), &value);
-        if (rc == 0)
+        if (rc == 0) {
             present[count++] = o->publish[i];
-        else if (rc == MDB_NOTFOUND)
+            freed += mwe_room_of(t, &value, c);
+        } else if (rc == MDB_NOTFOUND) {
             rc = 0;
+        }
     }
-    if (!rc) rc = mwe_publish_apply(t, present, count, &o->code);
+    if (!rc) rc = mwe_publish_apply(t, present, count, freed, &o->code);
     free(present);
     return rc;
 }

@@ -72,16 +72,19 @@ static void woken(mw_wake *w) {
 
 /* ---- open and close ---- */
 
+static int read_url(const mw_url *url, uint64_t *size, mw_error *e) {
+    static const char *const options[] = {"size", NULL};
+    if (!*url->path || *url->hosts)
+        return mw_fail(e, MW_EUSAGE, false, "the embedded broker needs a folder, such as embedded:data");
+    return mw_url_only(url, options, e) ? -1 : mw_url_size(url, "size", SIZE_LEAST, SIZE_MOST, size, e);
+}
+
+static int embedded_check(const mw_url *url, mw_error *e) { return read_url(url, &(uint64_t){0}, e); }
+
 static mw_conn *embedded_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host,
                               mw_error *e) {
-    static const char *const options[] = {"size", NULL};
     uint64_t size = 0;
-    if (mw_url_only(url, options, e) || mw_url_size(url, "size", SIZE_LEAST, SIZE_MOST, &size, e))
-        return NULL;
-    if (!*url->path || *url->hosts) {
-        mw_fail(e, MW_EUSAGE, false, "the embedded broker needs a folder, such as embedded:data");
-        return NULL;
-    }
+    if (read_url(url, &size, e)) return NULL;
     mwe_store *store = mwe_store_open(url->path, size, e);
     if (!store) return NULL;
     mw_conn *c = mwe_alloc(sizeof *c);
@@ -123,7 +126,8 @@ const mw_driver mw_driver_embedded = {
     .name = "embedded",
     .schemes = SCHEMES,
     .can = MW_CAN_DELAY | MW_CAN_PRIORITY | MW_CAN_ATOMIC | MW_CAN_PARK | MW_CAN_DEDUPE | MW_CAN_BROWSE |
-           MW_CAN_REMOVE | MW_CAN_RETRY | MW_CAN_RETAIN,
+           MW_CAN_REMOVE | MW_CAN_RETRY | MW_CAN_RETAIN | MW_CAN_GROUPS,
+    .check = embedded_check,
     .open = embedded_open,
     .close = embedded_close,
     .declare = mwe_declare,
@@ -140,4 +144,6 @@ const mw_driver mw_driver_embedded = {
     .browse = mwe_browse,
     .remove = mwe_remove,
     .release_key = mwe_release_key,
+    .groups = mwe_groups,
+    .remove_group = mwe_remove_group,
 };

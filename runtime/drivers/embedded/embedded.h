@@ -71,6 +71,7 @@ struct mw_sub {
 
     mw_map flights; /* seq -> mwe_flight */
     mwe_flight *spare;
+    mw_map unreadable;         /* seqs that were told to be damaged */
     mw_map marks;              /* lane -> mark */
     uint64_t scan[MWE_LEVELS]; /* per priority: the next seq to look at */
     mwe_place *back;           /* a heap of what lies before the scan */
@@ -102,7 +103,8 @@ mw_sub *mwe_subscribe(mw_conn *c, const mw_subscription *want, mw_error *e);
 void mwe_unsubscribe(mw_sub *s);
 void mwe_beat_soon(mw_sub *s);                              /* looks at who owns what, on the writer */
 uint64_t mwe_owners_read(mw_sub *s, const mwe_owners *now); /* the slots that must be fenced, as bits */
-void mwe_leave_slots(mw_sub *s);                            /* gives up those that are asked for and idle */
+uint32_t mwe_living(mw_conn *c, uint32_t channel, uint32_t group); /* consumers, within a read transaction */
+void mwe_leave_slots(mw_sub *s); /* gives up those that are asked for and idle */
 
 /* publish.c */
 typedef struct mwe_publish {
@@ -114,13 +116,16 @@ typedef struct mwe_publish {
 } mwe_publish;
 void mwe_publish_list(mw_conn *c, const mw_publication *list, size_t count);
 void mwe_publish_take(mw_conn *c, mwe_publish *out, const mw_publication *from);
-/* All or none: *code tells why none. */
-int mwe_publish_apply(mwe_txn *t, mwe_publish *list, size_t count, int *code);
+/* All or none: *code tells why none. freed: the room that what follows in the same step gives back, which may
+ * be counted on. MWE_LATER: nothing was done, come again in the next transaction. */
+int mwe_publish_apply(mwe_txn *t, mwe_publish *list, size_t count, int64_t freed, int *code);
 /* The row of one waiting message, in ready or in due by its time. */
 int mwe_wait_put(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint8_t priority, uint64_t seq, mwe_waiting *w,
                  int64_t due_ms);
 
 /* settle.c, lanes.c */
+int mwe_message_unwanted(mwe_txn *t, mwe_tchannel *c,
+                         uint64_t seq); /* by one group: the last takes it away */
 void mwe_begin(mw_sub *s, uint64_t tag, uint32_t unit);
 void mwe_settle(mw_sub *s, const mw_settlement *list, size_t count);
 void mwe_unpark(mw_sub *s, uint64_t lane);
@@ -140,10 +145,23 @@ int mwe_lanes_adopt(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t taken);
 int mwe_lane_mark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mw_mark mark);
 void mwe_moved_back(mw_sub *s, mwe_moved *moved); /* hands it to the fetch and frees it */
 
+/* groups.c */
+void mwe_groups(mw_conn *c, const char *channel, void *cookie);
+void mwe_groups_answer(mw_conn *c, mwe_channel *channel, bool all, void *cookie);
+void mwe_remove_group(mw_conn *c, const char *channel, const char *group, bool force, void *cookie);
+
 /* dedupe.c, admin.c, retention.c */
 void mwe_dedupe(mw_conn *c, const mw_dedupe *list, size_t count);
 int mwe_dedupe_sweep(mwe_txn *t);
 int mwe_dedupe_done(mwe_txn *t, uint64_t conn, const char *key, size_t len, int64_t ttl_ms); /* with an ack */
+/* What is answered by a read in a deferred call. */
+typedef struct mwe_browsing {
+    struct mwe_browsing *next;
+    mwe_channel *channel; /* NULL: a bad name, or `all` */
+    mw_browse b;
+    bool groups, all; /* not its messages but its groups; of all channels */
+} mwe_browsing;
+void mwe_browse_later(mw_conn *c, mwe_browsing *b);
 void mwe_browse(mw_conn *c, const mw_browse *b);
 void mwe_browse_cancel(mw_conn *c);
 void mwe_remove(mw_conn *c, const mw_removal *r);

@@ -7,13 +7,15 @@
  * starts at the highest priority. Work per turn is bounded; the rest follows in the next one. */
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "drivers/embedded/embedded.h"
 
 enum {
     BATCH = 512,      /* deliveries per turn */
     WALK = 4096,      /* rows looked at per turn */
     BACK_MOST = 1024, /* beyond it the scan goes back instead */
-    DUE_WALK = 64,    /* overdue rows of others passed by */
+    UNREADABLE_MOST = 100,
+    DUE_WALK = 64, /* overdue rows of others passed by */
     DUE_POLL_MS = 250,
     DUE_FAR_MS = 60000 /* the wall clock may jump */
 };
@@ -105,13 +107,15 @@ void mwe_fetch_rewind(mw_sub *s) {
 
 /* ---- one message ---- */
 
+typedef enum { PASSED_BY, NO_ROOM, TAKEN } taken;
+
 static mw_text *first_error(look *l, uint64_t seq) {
     mw_sub *s = l->s;
     mwe_key k;
     MDB_val value;
     int rc = mdb_get(l->txn, s->conn->store->table[MWE_ERRORS],
                      mwe_key_in_group(&k, s->channel_id, s->group_id, seq), &value);
-    return rc || value.mv_size > MWE_ERROR_MAX ? NULL : mw_text_new(value.mv_data, value.mv_size);
+    return rc || value.mv_size > MWE_ERROR_READ_MAX ? NULL : mw_text_new(value.mv_data, value.mv_size);
 }
 
 /* Older messages of its key are parked: it waits behind them, unless it is what frees the key. */
@@ -129,29 +133,67 @@ static bool held_back(look *l, const mw_parts *parts) {
     return true;
 }
 
+/* It stays where it is, and its group never becomes empty: somebody should know why. */
+static taken unreadable(mw_sub *s, uint64_t seq) {
+    if (s->unreadable.count >= UNREADABLE_MOST || mw_map_get(&s->unreadable, seq)) return PASSED_BY;
+    mw_map_put(&s->unreadable, seq, s);
+    mw_log_begin(MW_ERROR, "a message cannot be read: the store is damaged");
+    mw_log_text("channel", s->channel->name);
+    mw_log_text("group", s->group);
+    mw_log_int("position", (int64_t)seq);
+    mw_log_end();
+    return PASSED_BY;
+}
+
+/* The message of a row, unless it has to wait. The parts of a small one are looked at where they lie. */
+static taken load(look *l, uint64_t seq, const MDB_val *row, mw_message **m) {
+    mw_sub *s = l->s;
+    mwe_record r;
+    mw_parts parts;
+    int64_t due;
+    if (!mwe_record_head(row, &r)) return unreadable(s, seq);
+    size_t size = mwe_record_size(&r);
+    bool here = mwe_record_parts(row, &parts, &due);
+    if (here && held_back(l, &parts)) return PASSED_BY;
+    if (l->count == l->room || (l->count && size > l->bytes)) return NO_ROOM;
+    *m = here && size == row->mv_size
+             ? mw_message_new(&parts)
+             : mwe_record_message(s->conn->store, l->txn, s->channel_id, seq, row, &due);
+    if (!*m) return unreadable(s, seq);
+    if (!here) {
+        mw_message_parts(*m, &parts);
+        if (held_back(l, &parts)) {
+            mw_message_unref(*m);
+            return PASSED_BY;
+        }
+    }
+    l->bytes -= size < l->bytes ? size : l->bytes;
+    return TAKEN;
+}
+
 /* False: no room for it, stop here. A row that is not ours, in flight or damaged is passed by. */
 static bool take(look *l, uint8_t priority, uint64_t seq, const MDB_val *row) {
     mw_sub *s = l->s;
     mwe_waiting w;
     mwe_key k;
     MDB_val value;
-    mw_parts parts;
-    int64_t due;
+    mw_message *m;
     if (!mwe_read_waiting(row, &w)) return true;
     uint32_t slot = w.hash % s->slots;
     if (!s->slot[slot].mine || s->slot[slot].leaving || mw_map_get(&s->flights, seq)) return true;
-    if (mdb_cursor_get(l->messages, mwe_key_message(&k, s->channel_id, seq), &value, MDB_SET)) return true;
-    if (!mwe_record_read(&value, &parts, &due)) return true;
-    if (held_back(l, &parts)) return true;
-    if (l->count == l->room || (l->count && value.mv_size > l->bytes)) return false;
-    l->bytes -= value.mv_size < l->bytes ? value.mv_size : l->bytes;
+    if (mdb_cursor_get(l->messages, mwe_key_message(&k, s->channel_id, seq), &value, MDB_SET)) {
+        unreadable(s, seq);
+        return true;
+    }
+    taken how = load(l, seq, &value, &m);
+    if (how != TAKEN) return how == PASSED_BY;
     mwe_flight *f = mwe_flight_new(s, seq);
     f->slot = (uint16_t)slot;
     f->priority = priority;
     f->epoch = s->slot[slot].epoch;
     f->attempt = w.attempts + 1;
     s->slot[slot].in_flight++;
-    l->in[l->count++] = (mw_incoming){.msg = mw_message_new(&parts),
+    l->in[l->count++] = (mw_incoming){.msg = m,
                                       .tag = seq,
                                       .unit = slot,
                                       .attempt = f->attempt,

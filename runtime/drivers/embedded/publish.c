@@ -5,12 +5,7 @@
 
 #include "drivers/embedded/embedded.h"
 
-enum {
-    ITEMS_PER_OP = 1024,
-    ROW_COST = 160,      /* what a message costs beside its bytes: index rows, page heads, half-full pages */
-    GROUP_COST = 64,     /* and again per group */
-    OVERFLOW_FROM = 1900 /* larger rows get pages of their own */
-};
+enum { ITEMS_PER_OP = 1024 };
 
 typedef struct publish_op {
     mwe_op op;
@@ -43,7 +38,7 @@ static void finish(mwe_op *op) {
 
 static int apply(mwe_txn *t, mwe_op *op, uint32_t i) {
     mwe_publish *item = &((publish_op *)op)->items[i];
-    return mwe_publish_apply(t, item, 1, &item->code);
+    return mwe_publish_apply(t, item, 1, 0, &item->code);
 }
 
 static const mwe_op_kind PUBLISH = {apply, finish, MWE_TRY_ONCE};
@@ -63,14 +58,7 @@ void mwe_publish_list(mw_conn *c, const mw_publication *list, size_t count) {
 
 /* ---- the writer's side ---- */
 
-static int64_t cost(const mwe_txn *t, size_t record, const mwe_tchannel *c) {
-    int64_t page = t->store->page_size, index = ROW_COST + (int64_t)(c ? c->group_count : 0) * GROUP_COST;
-    if (record < OVERFLOW_FROM) return ((int64_t)record + index) * 3 / 2;
-    return ((int64_t)record + 16 + page - 1) / page * page + index;
-}
-
-static int check_room(mwe_txn *t, mwe_publish *list, size_t count, int *code) {
-    MDB_envinfo info;
+static int ask_for_room(mwe_txn *t, mwe_publish *list, size_t count, int64_t freed, int *code) {
     int64_t need = 0;
     for (size_t i = 0; i < count; i++) {
         mw_parts p;
@@ -83,15 +71,10 @@ static int check_room(mwe_txn *t, mwe_publish *list, size_t count, int *code) {
         if (!rc && c) rc = mwe_txn_groups(t, c);
         if (rc) return rc;
         mw_message_parts(list[i].msg, &p);
-        need += cost(t, mwe_record_size(&p), c);
+        mwe_record r = mwe_record_of(&p, 0, 0);
+        need += mwe_room_cost(t, mwe_record_size(&r), c);
     }
-    if (need <= t->bytes_left) {
-        t->bytes_left -= need;
-        return 0;
-    }
-    mdb_env_info(t->store->env, &info);
-    *code = need > (int64_t)(info.me_mapsize - info.me_mapsize / 8) ? MWE_TOO_LARGE : t->full;
-    return 0;
+    return mwe_room_take(t, need, freed, code);
 }
 
 int mwe_wait_put(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint8_t priority, uint64_t seq, mwe_waiting *w,
@@ -108,24 +91,8 @@ int mwe_wait_put(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint8_t priority, u
     return 0;
 }
 
-/* Appending fills pages to the brim and searches nothing, but the key must be the table's last; LMDB says so
- * when it is not. */
-static int put_record(mwe_txn *t, MDB_val *key, const mw_parts *p, int64_t due_ms) {
-    MDB_val value = {mwe_record_size(p), NULL};
-    int rc = mwe_put(t, MWE_MESSAGES, key, &value, MDB_RESERVE | MDB_APPEND);
-    if (rc == MDB_KEYEXIST) {
-        value = (MDB_val){mwe_record_size(p), NULL};
-        rc = mwe_put(t, MWE_MESSAGES, key, &value, MDB_RESERVE);
-    }
-    if (rc) return rc;
-    mwe_record_write(value.mv_data, p, p->time_ms ? p->time_ms : t->now, due_ms);
-    t->bytes += value.mv_size;
-    return 0;
-}
-
 static int publish_one(mwe_txn *t, const mwe_publish *item) {
     mwe_tchannel *c;
-    mwe_key k;
     mw_parts p;
     int rc = mwe_txn_channel(t, item->channel, true, &c);
     if (!rc) rc = mwe_txn_groups(t, c);
@@ -134,7 +101,7 @@ static int publish_one(mwe_txn *t, const mwe_publish *item) {
     if (p.priority > MW_PRIORITY_MAX) p.priority = MW_PRIORITY_MAX;
     uint64_t seq = c->row.next_seq++;
     c->dirty = true;
-    if ((rc = put_record(t, mwe_key_message(&k, c->row.id, seq), &p, item->due_ms))) return rc;
+    if ((rc = mwe_record_put(t, c->row.id, seq, &p, item->due_ms))) return rc;
     c->row.messages++;
     mwe_waiting w = {.hash = mwe_record_hash(&p, seq)};
     for (size_t i = 0; i < c->group_count; i++)
@@ -143,9 +110,9 @@ static int publish_one(mwe_txn *t, const mwe_publish *item) {
     return c->group_count > 1 ? mwe_refs_set(t, c, seq, (uint32_t)c->group_count) : 0;
 }
 
-int mwe_publish_apply(mwe_txn *t, mwe_publish *list, size_t count, int *code) {
-    *code = t->refuse && count ? MW_EFULL : 0;
-    int rc = *code ? 0 : check_room(t, list, count, code);
+int mwe_publish_apply(mwe_txn *t, mwe_publish *list, size_t count, int64_t freed, int *code) {
+    *code = 0;
+    int rc = count ? ask_for_room(t, list, count, freed, code) : 0;
     if (rc == MW_EFORMAT) {
         *code = rc;
         return 0;

@@ -17,8 +17,9 @@ enum {
     MWE_KEY_SPACE = 40, /* the longest fixed key */
     MWE_SLOTS = 64,     /* of a group whose messages are spread over consumers */
     MWE_LEVELS = MW_PRIORITY_MAX + 1,
-    MWE_ERROR_MAX = 16384,
-    MWE_GROUPS_MAX = 1000, /* of one channel */
+    MWE_ERROR_MAX = 4000,       /* with its key it fits a page: see pieces.c */
+    MWE_ERROR_READ_MAX = 16384, /* format 1 kept more */
+    MWE_GROUPS_MAX = 1000,      /* of one channel */
 };
 
 /* ---- rows ---- */
@@ -67,7 +68,9 @@ typedef struct mwe_claim_row { /* dedupe: key -> this */
     uint64_t done;
 } mwe_claim_row;
 
-typedef struct mwe_record { /* messages: [channel][seq] -> this, then id, key, type, headers, body */
+/* messages: [channel][seq] -> this, then id, key, type, headers, body. What is larger than a page goes on in
+ * pieces: [channel][seq][number, from 1]. */
+typedef struct mwe_record {
     int64_t time_ms, due_ms;
     uint32_t body_len, key_len, headers_len;
     uint8_t id_len, type_len, priority, has_key;
@@ -115,6 +118,10 @@ static inline MDB_val *mwe_key_message(mwe_key *k, uint32_t channel, uint64_t se
     return mwe_key_end(k, mwe_put64(mwe_put32(k->bytes, channel), seq));
 }
 
+static inline MDB_val *mwe_key_piece(mwe_key *k, uint32_t channel, uint64_t seq, uint32_t number) {
+    return mwe_key_end(k, mwe_put32(mwe_put64(mwe_put32(k->bytes, channel), seq), number));
+}
+
 static inline MDB_val *mwe_key_channel(mwe_key *k, uint32_t channel) { /* a prefix */
     return mwe_key_end(k, mwe_put32(k->bytes, channel));
 }
@@ -134,7 +141,7 @@ static inline MDB_val *mwe_key_in_group(mwe_key *k, uint32_t channel, uint32_t g
     return mwe_key_end(k, mwe_put64(mwe_put32(mwe_put32(k->bytes, channel), group), last));
 }
 
-enum { MWE_READY_KEY = 17, MWE_SORTED_KEY = 25, MWE_GROUP_KEY = 8 };
+enum { MWE_PIECE_KEY = 16, MWE_READY_KEY = 17, MWE_SORTED_KEY = 25, MWE_GROUP_KEY = 8 };
 
 static inline uint8_t *mwe_put_place(uint8_t *at, uint8_t priority, uint64_t seq) {
     *at++ = (uint8_t)(MW_PRIORITY_MAX - priority);
@@ -198,42 +205,53 @@ static inline bool mwe_read_owners(const MDB_val *v, uint32_t slots, mwe_owners 
     return true;
 }
 
-static inline size_t mwe_record_size(const mw_parts *p) {
-    return sizeof(mwe_record) + p->id_len + (p->has_key ? p->key_len : 0) + p->type_len + p->headers_len +
-           p->body_len;
+static inline mwe_record mwe_record_of(const mw_parts *p, int64_t time_ms, int64_t due_ms) {
+    return (mwe_record){.time_ms = time_ms,
+                        .due_ms = due_ms,
+                        .body_len = (uint32_t)p->body_len,
+                        .key_len = p->has_key ? (uint32_t)p->key_len : 0,
+                        .headers_len = (uint32_t)p->headers_len,
+                        .id_len = (uint8_t)p->id_len,
+                        .type_len = (uint8_t)p->type_len,
+                        .priority = p->priority,
+                        .has_key = p->has_key};
 }
+
+/* The bytes before the body, and all of them. */
+static inline size_t mwe_record_meta(const mwe_record *r) {
+    return sizeof *r + (size_t)r->id_len + r->key_len + r->type_len + r->headers_len;
+}
+
+static inline size_t mwe_record_size(const mwe_record *r) { return mwe_record_meta(r) + r->body_len; }
 
 static inline char *mwe_append(char *at, const char *data, size_t len) {
     if (len) memcpy(at, data, len);
     return at + len;
 }
 
-/* Fills the mwe_record_size(p) bytes at `space`. */
-static inline void mwe_record_write(char *space, const mw_parts *p, int64_t time_ms, int64_t due_ms) {
-    mwe_record r = {.time_ms = time_ms,
-                    .due_ms = due_ms,
-                    .body_len = (uint32_t)p->body_len,
-                    .key_len = p->has_key ? (uint32_t)p->key_len : 0,
-                    .headers_len = (uint32_t)p->headers_len,
-                    .id_len = (uint8_t)p->id_len,
-                    .type_len = (uint8_t)p->type_len,
-                    .priority = p->priority,
-                    .has_key = p->has_key};
-    char *at = mwe_append(space, (const char *)&r, sizeof r);
+/* Fills the mwe_record_size(r) bytes at `space`. */
+static inline void mwe_record_write(char *space, const mw_parts *p, const mwe_record *r) {
+    char *at = mwe_append(space, (const char *)r, sizeof *r);
     at = mwe_append(at, p->id, p->id_len);
-    at = mwe_append(at, p->key, r.key_len);
+    at = mwe_append(at, p->key, r->key_len);
     at = mwe_append(at, p->type, p->type_len);
     at = mwe_append(at, p->headers, p->headers_len);
     mwe_append(at, p->body, p->body_len);
 }
 
-/* The parts point into the row. Everything the core relies on is checked again: the file may be damaged. */
-static inline bool mwe_record_read(const MDB_val *v, mw_parts *p, int64_t *due_ms) {
+/* The fixed part, of a whole record or of its first piece. */
+static inline bool mwe_record_head(const MDB_val *v, mwe_record *r) {
+    if (v->mv_size < sizeof *r) return false;
+    memcpy(r, v->mv_data, sizeof *r);
+    return r->priority <= MW_PRIORITY_MAX && r->body_len <= MW_BODY_MAX && r->key_len <= MW_KEY_MAX &&
+           r->headers_len <= MW_HEADERS_MAX + MW_HEADERS_OWN_MAX && v->mv_size <= mwe_record_size(r);
+}
+
+/* Everything but the body's bytes; false when they are not all in this row. The parts point into it.
+ * Everything the core relies on is checked again: the file may be damaged. */
+static inline bool mwe_record_parts(const MDB_val *v, mw_parts *p, int64_t *due_ms) {
     mwe_record r;
-    if (v->mv_size < sizeof r) return false;
-    memcpy(&r, v->mv_data, sizeof r);
-    size_t need = sizeof r + (size_t)r.id_len + r.key_len + r.type_len + r.headers_len + r.body_len;
-    if (v->mv_size != need || r.priority > MW_PRIORITY_MAX) return false;
+    if (!mwe_record_head(v, &r) || v->mv_size < mwe_record_meta(&r)) return false;
     const char *at = (const char *)v->mv_data + sizeof r;
     *p = (mw_parts){.time_ms = r.time_ms, .priority = r.priority, .has_key = r.has_key != 0};
     p->id = at, p->id_len = r.id_len, at += r.id_len;
@@ -243,6 +261,11 @@ static inline bool mwe_record_read(const MDB_val *v, mw_parts *p, int64_t *due_m
     p->body = at, p->body_len = r.body_len;
     *due_ms = r.due_ms;
     return mw_message_check(p, NULL) == 0;
+}
+
+/* A record that stands in one row. */
+static inline bool mwe_record_read(const MDB_val *v, mw_parts *p, int64_t *due_ms) {
+    return mwe_record_parts(v, p, due_ms) && p->body + p->body_len == (const char *)v->mv_data + v->mv_size;
 }
 
 /* What spreads a message over the slots of a group. */

@@ -161,24 +161,45 @@ static int forget_error(mwe_txn *t, place *p, uint64_t seq) {
 }
 
 /* The last group that wanted a message takes it away, unless the channel keeps what was handled. */
-static int unwanted(mwe_txn *t, mwe_tchannel *c, uint64_t seq) {
+static int look_whether_last(mwe_txn *t, mwe_tchannel *c, uint64_t seq, uint32_t *refs, bool *last) {
+    int rc = mwe_refs_get(t, c, seq, refs);
+    *last = rc == 0 && *refs <= 1 && !c->row.retain_age_ms && !c->row.retain_count;
+    return rc;
+}
+
+int mwe_message_unwanted(mwe_txn *t, mwe_tchannel *c, uint64_t seq) {
     uint32_t refs;
-    bool kept = c->row.retain_age_ms || c->row.retain_count;
-    int rc = mwe_refs_get(t, c, seq, &refs);
+    bool last;
+    int rc = look_whether_last(t, c, seq, &refs, &last);
     if (rc) return rc;
-    if (refs > 1 || kept) return mwe_refs_set(t, c, seq, refs ? refs - 1 : 0);
-    return mwe_message_drop(t, c, seq);
+    return last ? mwe_message_drop(t, c, seq) : mwe_refs_set(t, c, seq, refs ? refs - 1 : 0);
+}
+
+/* What the ack of a message gives back. */
+static int room_behind(mwe_txn *t, place *p, uint64_t seq, int64_t *freed) {
+    mwe_key k;
+    MDB_val value;
+    uint32_t refs;
+    bool last;
+    *freed = 0;
+    int rc = look_whether_last(t, p->c, seq, &refs, &last);
+    if (rc || !last || !p->there) return rc;
+    rc = mwe_get(t, MWE_MESSAGES, mwe_key_message(&k, p->c->row.id, seq), &value);
+    if (rc == 0) *freed = mwe_room_of(t, &value, p->c);
+    return rc == MDB_NOTFOUND ? 0 : rc;
 }
 
 static int ack(mwe_txn *t, place *p, settle_item *item) {
     const mw_settlement *s = &item->s;
-    int rc = mwe_publish_apply(t, item->publish, s->publish_count, &item->code);
+    int64_t freed = 0;
+    int rc = s->publish_count ? room_behind(t, p, s->tag, &freed) : 0;
+    if (!rc) rc = mwe_publish_apply(t, item->publish, s->publish_count, freed, &item->code);
     if (rc || item->code) return rc;
     if (s->publish_count) rc = find_ready(t, p); /* they have moved the cursor */
     if (!rc && p->there) {
         rc = leave_ready(t, p);
         if (!rc) rc = forget_error(t, p, s->tag);
-        if (!rc) rc = unwanted(t, p->c, s->tag);
+        if (!rc) rc = mwe_message_unwanted(t, p->c, s->tag);
     }
     if (!rc && item->done_key)
         rc = mwe_dedupe_done(t, item->conn, item->done_key, s->done_len, s->done_ttl_ms);

@@ -176,6 +176,20 @@ out:
     return rc;
 }
 
+/* From the row where its key is there, else from the whole message. */
+static bool hash_of(mwe_txn *t, mwe_tchannel *c, uint64_t seq, const MDB_val *row, uint32_t *hash) {
+    mw_parts p;
+    int64_t due;
+    mw_message *m = NULL;
+    if (!mwe_record_parts(row, &p, &due)) {
+        if (!(m = mwe_record_message(t->store, t->mdb, c->row.id, seq, row, &due))) return false;
+        mw_message_parts(m, &p);
+    }
+    *hash = mwe_record_hash(&p, seq);
+    mw_message_unref(m);
+    return true;
+}
+
 /* A new group begins with the oldest message: a row for each, and one more group that wants it. */
 static int give_all(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g) {
     mwe_key prefix;
@@ -185,13 +199,13 @@ static int give_all(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g) {
     bool first = c->row.groups == 1;
     int rc = mdb_cursor_get(at, &key, &value, MDB_SET_RANGE);
     for (; rc == 0 && mwe_has_prefix(&key, channel); rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
-        mw_parts p;
-        int64_t due;
+        mwe_record r;
         uint32_t refs = 0;
-        if (key.mv_size != 12 || !mwe_record_read(&value, &p, &due)) continue;
+        if (key.mv_size != 12 || !mwe_record_head(&value, &r)) continue;
         uint64_t seq = mwe_get64((const char *)key.mv_data + 4);
-        mwe_waiting w = {.hash = mwe_record_hash(&p, seq)};
-        int put = mwe_wait_put(t, c, g, p.priority, seq, &w, due);
+        mwe_waiting w = {0};
+        if (!hash_of(t, c, seq, &value, &w.hash)) continue;
+        int put = mwe_wait_put(t, c, g, r.priority, seq, &w, r.due_ms);
         if (!put && !first) put = mwe_refs_get(t, c, seq, &refs);
         if (!put && (!first || c->row.refs)) put = mwe_refs_set(t, c, seq, refs + 1);
         if (put) return put;
@@ -219,7 +233,7 @@ static int apply(mwe_txn *t, mwe_op *op, uint32_t i) {
     int rc = find_group(t, b, &c, &g);
     if (rc && rc != MW_EFORMAT) return rc;
     if (rc || !g) {
-        b->code = MW_EFORMAT;
+        b->code = rc ? rc : MWE_GONE;
         return 0;
     }
     b->channel_id = c->row.id;
@@ -296,12 +310,32 @@ static void tell_state(mw_sub *s, int code) {
     c->host->state(c->link, !s->down, code ? &e : NULL);
 }
 
+/* Somebody removed the group from outside: what we have of it is not ours any more, and we begin anew. */
+static void begin_anew(mw_sub *s) {
+    const mw_host *host = s->conn->host;
+    const mwe_owners none = {0};
+    uint64_t fenced = mwe_owners_read(s, &none), lane;
+    s->state = MWE_JOINING;
+    for (uint32_t slot = 0; slot < s->slots; slot++)
+        if (fenced >> slot & 1) host->fence(s->source, slot);
+    mw_map marks = s->marks;
+    s->marks = (mw_map){0};
+    for (uint32_t at = 0; mw_map_next(&marks, &at, &lane);) host->mark(s->source, lane, MW_MARK_NONE);
+    mw_map_free(&marks);
+    mwe_fetch_rewind(s);
+}
+
 static void finish_beat(mwe_op *op) {
     beat_op *b = (beat_op *)op;
     mw_sub *s = b->sub;
     int code = mwe_code(op, 0, b->code);
     s->beating = false;
-    if (code == 0 && s->state == MWE_JOINING) {
+    if (code == MWE_GONE) {
+        code = 0;
+        if (s->state == MWE_RUNNING) begin_anew(s);
+        b->channel_id = 0;
+    }
+    if (code == 0 && s->state == MWE_JOINING && b->channel_id) {
         s->channel_id = b->channel_id;
         s->group_id = b->group_id;
         s->state = MWE_RUNNING;
@@ -351,24 +385,22 @@ uint64_t mwe_owners_read(mw_sub *s, const mwe_owners *now) {
     return fenced;
 }
 
-/* Whether a consumer of the group lives; within a read transaction. */
-static bool anybody_lives(mw_conn *c, uint32_t channel, uint32_t group) {
+uint32_t mwe_living(mw_conn *c, uint32_t channel, uint32_t group) {
     mwe_txn scratch = {.store = c->store, .now = mwe_wall_ms()};
     mwe_key prefix;
     MDB_cursor *at;
     MDB_val *start = mwe_key_group(&prefix, channel, group), key = *start, value;
-    bool lives = false;
-    if (mdb_cursor_open(c->reader, c->store->table[MWE_CONSUMERS], &at)) return false;
+    uint32_t living = 0;
+    if (mdb_cursor_open(c->reader, c->store->table[MWE_CONSUMERS], &at)) return 0;
     int rc = mdb_cursor_get(at, &key, &value, MDB_SET_RANGE);
-    for (; rc == 0 && !lives && mwe_has_prefix(&key, start);
-         rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
+    for (; rc == 0 && mwe_has_prefix(&key, start); rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
         mwe_consumer_row row;
         if (mwe_read_row(&value, &row, sizeof row))
-            lives = mwe_worker_look(&scratch, row.worker, row.lease_ms) == MWE_ALIVE;
+            living += mwe_worker_look(&scratch, row.worker, row.lease_ms) == MWE_ALIVE;
     }
     mdb_cursor_close(at);
     mwe_workers_done(&scratch, false);
-    return lives;
+    return living;
 }
 
 /* What can be said at once: whether others consume this group with another order now. */
@@ -388,7 +420,7 @@ static int check_group(mw_conn *c, const mw_subscription *want, uint32_t slots, 
                  mdb_get(c->reader, table[MWE_GROUPS],
                          mwe_key_name(&k, channel.id, want->group, strlen(want->group)), &value) == 0 &&
                  mwe_read_row(&value, &group, sizeof group) && group.slots != slots &&
-                 anybody_lives(c, channel.id, group.id);
+                 mwe_living(c, channel.id, group.id);
     mwe_read_end(c->store, c->reader);
     if (!other) return 0;
     return mw_fail(e, MW_EUSAGE, false,
@@ -442,6 +474,7 @@ static void finish_leave(mwe_op *op) {
     free(s->spare);
     mw_map_free(&s->flights);
     mw_map_free(&s->marks);
+    mw_map_free(&s->unreadable);
     free(s->back);
     free(s);
     free(op);

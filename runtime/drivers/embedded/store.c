@@ -12,15 +12,24 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/log.h"
+
 static const char FILE_NAME[] = "moonwire.mdb";
 static const char MAGIC[] = "moonwire store";
-enum { FORMAT = 1, READERS = 1024, MDB_MAGIC = (int)0xBEEFC0DE, OLDEST_PAGE = 512, LARGEST_PAGE = 65536 };
+enum {
+    FORMAT = 2,
+    READERS = 1024,
+    MDB_MAGIC = (int)0xBEEFC0DE,
+    OLDEST_PAGE = 512,
+    LARGEST_PAGE = 65536,
+    DAMAGED = 69
+};
 
 static const uint64_t SIZE_DEFAULT = 64ull << 30, SIZE_SMALLEST = 1ull << 30;
 
-static const char *const TABLES[MWE_TABLES] = {"meta",   "channels",  "groups", "messages", "refs",
-                                               "ready",  "due",       "parked", "errors",   "marks",
-                                               "owners", "consumers", "dedupe", "expiry"};
+static const char *const TABLES[MWE_TABLES] = {"meta",  "channels", "groups",    "messages", "pieces",
+                                               "refs",  "ready",    "due",       "parked",   "errors",
+                                               "marks", "owners",   "consumers", "dedupe",   "expiry"};
 
 static mwe_store *stores; /* of this process */
 static pthread_mutex_t stores_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -159,6 +168,7 @@ static int check_length(MDB_env *env, const char *file, unsigned page_size, mw_e
 
 /* ---- tables ---- */
 
+/* 0: ours; 1: older, and can be read; -1: refused. */
 static int check_format(mwe_store *s, MDB_txn *txn, const char *file, mw_error *e) {
     MDB_val key = {5, "magic"}, value;
     int rc = mdb_get(txn, s->table[MWE_META], &key, &value);
@@ -174,18 +184,21 @@ static int check_format(mwe_store *s, MDB_txn *txn, const char *file, mw_error *
         return mw_fail(e, MW_EFORMAT, false,
                        "%s has format %u, written by a newer Moonwire; this one knows up to %d", file, format,
                        FORMAT);
-    return 0;
+    return format == FORMAT ? 0 : 1;
+}
+
+static int put_format(mwe_store *s, MDB_txn *txn) {
+    uint32_t format = FORMAT;
+    MDB_val key = {6, "format"}, value = {sizeof format, &format};
+    return mdb_put(txn, s->table[MWE_META], &key, &value, 0);
 }
 
 static int make_tables(mwe_store *s, MDB_txn *txn) {
     int rc = 0;
     for (int i = 0; i < MWE_TABLES && !rc; i++) rc = mdb_dbi_open(txn, TABLES[i], MDB_CREATE, &s->table[i]);
-    uint32_t format = FORMAT;
     MDB_val key = {5, "magic"}, value = {sizeof MAGIC, (void *)MAGIC};
     if (!rc) rc = mdb_put(txn, s->table[MWE_META], &key, &value, 0);
-    key = (MDB_val){6, "format"};
-    value = (MDB_val){sizeof format, &format};
-    return rc ? rc : mdb_put(txn, s->table[MWE_META], &key, &value, 0);
+    return rc ? rc : put_format(s, txn);
 }
 
 static int open_tables(mwe_store *s, const char *file, mw_error *e) {
@@ -204,9 +217,12 @@ static int open_tables(mwe_store *s, const char *file, mw_error *e) {
             goto refused;
         }
         if (rc) goto fail;
-        if (check_format(s, txn, file, e)) goto refused;
+        int older = check_format(s, txn, file, e);
+        if (older < 0) goto refused;
         for (int i = 1; i < MWE_TABLES; i++)
             if ((rc = mdb_dbi_open(txn, TABLES[i], MDB_CREATE, &s->table[i]))) goto fail;
+        /* rows of format 1 are sound in format 2; what we add, a program that knows only 1 cannot read */
+        if (older && (rc = put_format(s, txn))) goto fail;
     }
     if ((rc = mdb_txn_commit(txn)) == 0) return 0;
     return mw_fail(e, rc, rc == ENOSPC, "cannot write %s: %s", file, mdb_strerror(rc));
@@ -217,11 +233,24 @@ refused:
     return -1;
 }
 
+/* LMDB found what cannot be, deep inside of a call: going on would do harm, and there is no way back. */
+static void give_up(MDB_env *env, const char *text) {
+    const char *file = "";
+    mdb_env_get_path(env, &file);
+    mw_log_begin(MW_ERROR, "the store is damaged: put a backup in its place");
+    mw_log_text("file", file);
+    mw_log_text("error", text);
+    mw_log_end();
+    mw_log_flush();
+    _exit(DAMAGED);
+}
+
 static int try_size(mwe_store *s, const char *file, uint64_t size) {
     int rc = mdb_env_create(&s->env);
     if (!rc) rc = mdb_env_set_maxdbs(s->env, MWE_TABLES);
     if (!rc) rc = mdb_env_set_maxreaders(s->env, READERS);
     if (!rc) rc = mdb_env_set_mapsize(s->env, size);
+    if (!rc) rc = mdb_env_set_assert(s->env, give_up);
     if (!rc) rc = mdb_env_open(s->env, file, MDB_NOSUBDIR | MDB_NOTLS | MDB_NORDAHEAD, 0666);
     if (rc && s->env) {
         mdb_env_close(s->env);
@@ -253,6 +282,7 @@ static int open_env(mwe_store *s, uint64_t size, bool fresh, mw_error *e) {
     mdb_env_stat(s->env, &stat);
     s->page_size = stat.ms_psize;
     if (!fresh) rc = check_length(s->env, file, s->page_size, e);
+    if (!rc && !fresh) rc = mwe_verify(s, file, e);
     if (!rc) rc = open_tables(s, file, e);
 out:
     free(file);

@@ -25,6 +25,7 @@ enum {
     MWE_CHANNELS,  /* name */
     MWE_GROUPS,    /* channel, name */
     MWE_MESSAGES,  /* channel, seq */
+    MWE_PIECES,    /* channel, seq, number: what does not fit the message's row */
     MWE_REFS,      /* channel, seq: how many groups still want it; only where that is not plainly one */
     MWE_READY,     /* channel, group, priority, seq */
     MWE_DUE,       /* channel, group, due time, priority, seq */
@@ -118,7 +119,8 @@ struct mwe_store {
     /* the writer thread's own */
     mwe_op *active, **active_tail;
     MDB_txn *free_reader;
-    uint32_t limit; /* items per transaction; shrinks when the map is full */
+    uint32_t limit;  /* items per transaction; shrinks when the map is full */
+    uint32_t turned; /* commits made only to get at free pages, since the last that did something */
     int64_t last_beat;
 };
 
@@ -134,13 +136,20 @@ int64_t mwe_wall_ms(void);
 int mwe_read_begin(mwe_store *s, MDB_txn **reader);
 void mwe_read_end(mwe_store *s, MDB_txn *reader);
 
+int mwe_verify(mwe_store *s, const char *file, mw_error *e); /* verify.c: when it is opened */
+
 /* ---- writer.c ---- */
 
-enum { MWE_TOO_LARGE = 20001 }; /* an internal code: will never fit */
+enum {                        /* internal codes */
+       MWE_TOO_LARGE = 20001, /* will never fit */
+       MWE_LATER,             /* there will be room in a later transaction; nothing was done */
+       MWE_GONE,              /* the group was removed from outside */
+};
 
 typedef struct mwe_op_kind {
     /* Writer thread: applies item i. An error of the item alone is noted in the item; what is returned ends
-     * the whole transaction. May be called again for the same item after such an end. */
+     * the whole transaction, except MWE_LATER, which commits what came before. May be called again for the
+     * same item after such an end. */
     int (*apply)(mwe_txn *t, mwe_op *op, uint32_t i);
     void (*finish)(mwe_op *op); /* loop's thread: answers, frees */
     /* How often it is tried when transactions fail, before it is given back with the error: 1 for what is
@@ -196,11 +205,14 @@ struct mwe_txn {
     mwe_tchannel *channels;
     mwe_grave *graves;
     size_t grave_count;
-    bool wrote;         /* there is something to commit */
-    bool refuse;        /* no publications: the map is full */
-    int64_t bytes_left; /* for publications */
-    int full;           /* the code when they do not suffice */
-    size_t bytes;       /* published so far */
+    bool wrote;   /* there is something to commit */
+    bool refuse;  /* no publications: the map is full */
+    bool patient; /* what has no room now may wait for the next transaction */
+    size_t bytes; /* published so far */
+    /* room.c: bytes that may be written now, that come free with this commit or came with the last one, and
+     * that are kept for those who free as much as they take; and the code when they do not suffice */
+    int64_t room, coming, kept;
+    int full;
 };
 
 int mwe_txn_begin(mwe_txn *t, mwe_store *s, bool refuse);
@@ -219,9 +231,31 @@ mwe_tgroup *mwe_txn_group_named(mwe_tchannel *c, const char *name, size_t len);
 mwe_tgroup *mwe_txn_group(mwe_tchannel *c, uint32_t id);
 int mwe_txn_group_new(mwe_txn *t, mwe_tchannel *c, const char *name, size_t len, uint32_t slots,
                       mwe_tgroup **out);
+int mwe_txn_group_drop(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g); /* its row; frees g */
 int mwe_txn_owners(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g);
 /* Channel and group of a subscription, owners loaded. MW_EFORMAT when they are gone. */
 int mwe_txn_open(mwe_txn *t, mwe_channel *channel, uint32_t group, mwe_tchannel **c, mwe_tgroup **g);
+
+/* ---- room.c: who may write how much ---- */
+
+void mwe_room_look(mwe_txn *t);
+int64_t mwe_room_cost(const mwe_txn *t, size_t record, const mwe_tchannel *c);    /* of a message, in bytes */
+int64_t mwe_room_of(const mwe_txn *t, const MDB_val *row, const mwe_tchannel *c); /* of one that is there */
+/* Asks for room for `need` bytes by something that frees `freed` in the same transaction: 0, MWE_LATER, or 0
+ * with *code set when there is none. */
+int mwe_room_take(mwe_txn *t, int64_t need, int64_t freed, int *code);
+int mwe_room_turn(mwe_txn *t); /* writes next to nothing: free pages come within reach with each commit */
+
+/* ---- pieces.c: messages as rows ---- */
+
+static inline size_t mwe_piece_size(const mwe_store *s) { return s->page_size - 32; } /* less its head */
+int mwe_record_put(mwe_txn *t, uint32_t channel, uint64_t seq, const mw_parts *p, int64_t due_ms);
+int mwe_record_drop(mwe_txn *t, uint32_t channel, uint64_t seq); /* MDB_NOTFOUND when absent */
+/* From its row in messages; NULL when it is damaged. One reference for the caller. */
+mw_message *mwe_record_message(mwe_store *s, MDB_txn *txn, uint32_t channel, uint64_t seq, const MDB_val *row,
+                               int64_t *due_ms);
+
+/* ---- rows that stand for others ---- */
 
 /* How many groups still want a message; -1 with *rc on trouble. And the change of that number. */
 int mwe_refs_get(mwe_txn *t, mwe_tchannel *c, uint64_t seq, uint32_t *refs);

@@ -1,58 +1,10 @@
-/* txn.c - one write transaction of the writer thread: how much room there is, one cursor per table, and the
- * rows that many items of a transaction share (channels, groups, slot owners), read once and written once at
- * the end. An aborted transaction leaves nothing behind in memory either. Writer thread only. */
+/* txn.c - one write transaction of the writer thread: one cursor per table, and the rows that many items of a
+ * transaction share (channels, groups, slot owners), read once and written once at the end. An aborted
+ * transaction leaves nothing behind in memory either. Writer thread only. */
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/statvfs.h>
 
 #include "drivers/embedded/store.h"
-
-enum {
-    KEPT_PERCENT = 5, /* of the map, for settlements: they free room, but need some to do so */
-    KEPT_PAGES = 64,  /* at least */
-    KEPT_DISK_PAGES = 512,
-    COMMIT_PAGES = 24, /* what a transaction rewrites whatever it does */
-    ENOUGH_PAGES = 1 << 16,
-};
-
-/* ---- room ---- */
-
-/* Free pages, counted up to `enough`. LMDB shows its free list to readers only. */
-static size_t count_free(mwe_store *s, size_t enough) {
-    size_t total = 0;
-    MDB_cursor *c;
-    MDB_val key, list;
-    int rc = s->free_reader ? mdb_txn_renew(s->free_reader)
-                            : mdb_txn_begin(s->env, NULL, MDB_RDONLY, &s->free_reader);
-    if (rc) return 0;
-    if (mdb_cursor_open(s->free_reader, 0, &c) == 0) {
-        while (total < enough && mdb_cursor_get(c, &key, &list, MDB_NEXT) == 0)
-            if (list.mv_size >= sizeof(size_t)) total += *(const size_t *)list.mv_data;
-        mdb_cursor_close(c);
-    }
-    mdb_txn_reset(s->free_reader);
-    return total;
-}
-
-/* Bytes that publications may take: what is left of the map, and of the disk, less what is kept back. */
-static int64_t room_for_publications(mwe_store *s, int *full) {
-    MDB_envinfo info;
-    struct statvfs disk;
-    mdb_env_info(s->env, &info);
-    int64_t all = (int64_t)(info.me_mapsize / s->page_size), kept = all * KEPT_PERCENT / 100;
-    if (kept < KEPT_PAGES) kept = KEPT_PAGES;
-    int64_t left = all - (int64_t)info.me_last_pgno - 1 - kept;
-    *full = MW_EFULL;
-    if (fstatvfs(s->wake_fd, &disk) == 0) {
-        int64_t on_disk = (int64_t)(disk.f_bavail * disk.f_frsize / s->page_size) - KEPT_DISK_PAGES;
-        if (on_disk < left) {
-            left = on_disk;
-            *full = ENOSPC;
-        }
-    }
-    if (left < ENOUGH_PAGES) left += (int64_t)count_free(s, ENOUGH_PAGES);
-    return (left - COMMIT_PAGES) * s->page_size;
-}
 
 /* ---- begin and end ---- */
 
@@ -66,7 +18,7 @@ int mwe_txn_begin(mwe_txn *t, mwe_store *s, bool refuse) {
         if (rc != MDB_MAP_RESIZED || tries == 3) return rc;
         mwe_store_resized(s);
     }
-    t->bytes_left = refuse ? 0 : room_for_publications(s, &t->full);
+    if (!refuse) mwe_room_look(t);
     return 0;
 }
 
@@ -270,6 +222,19 @@ int mwe_txn_group_new(mwe_txn *t, mwe_tchannel *c, const char *name, size_t len,
     return 0;
 }
 
+int mwe_txn_group_drop(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g) {
+    mwe_key k;
+    size_t at = 0;
+    int rc = mwe_del(t, MWE_GROUPS, mwe_key_name(&k, c->row.id, g->name, g->len));
+    if (rc && rc != MDB_NOTFOUND) return rc;
+    while (c->groups[at] != g) at++;
+    c->groups[at] = c->groups[--c->group_count];
+    free(g);
+    c->row.groups -= c->row.groups > 0;
+    c->dirty = true;
+    return 0;
+}
+
 int mwe_txn_owners(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g) {
     if (g->owners_loaded) return 0;
     mwe_key k;
@@ -320,8 +285,7 @@ int mwe_refs_set(mwe_txn *t, mwe_tchannel *c, uint64_t seq, uint32_t refs) {
 
 int mwe_message_drop(mwe_txn *t, mwe_tchannel *c, uint64_t seq) {
     mwe_key k;
-    MDB_val *key = mwe_key_message(&k, c->row.id, seq);
-    int rc = mwe_del(t, MWE_MESSAGES, key);
+    int rc = mwe_record_drop(t, c->row.id, seq);
     if (rc && rc != MDB_NOTFOUND) return rc;
     if (rc == 0) c->row.messages -= c->row.messages > 0;
     c->dirty = true;

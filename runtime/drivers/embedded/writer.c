@@ -3,8 +3,8 @@
  * to make a batch. Operations take effect in the order given.
  *
  * When a transaction fails as a whole, its operations are told so; those that nobody waits for are kept and
- * tried again. When it fails because the map is full, it is tried again without publications, then with fewer
- * items, so that settlements, which make room, go through. */
+ * tried again. An operation that finds room only in a later transaction waits for that, at the head of the
+ * line; see room.c. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -19,6 +19,7 @@ enum {
     BEAT_MS = 200,
     PAUSE_MS = 50, /* after a failure: a full disk does not get emptier by asking */
     PART_MS = 5000,
+    MOST_TURNS = 3, /* two bring everything within reach that nobody reads */
 };
 
 static void deadline_in(struct timespec *at, int64_t ms) {
@@ -30,13 +31,15 @@ static void deadline_in(struct timespec *at, int64_t ms) {
 
 /* ---- one transaction ---- */
 
-/* Applies up to store->limit items; *items tells how many. */
+/* Applies up to store->limit items, or until one has to wait for the next transaction; *items tells how many.
+ */
 static int apply_items(mwe_txn *t, mwe_store *s, uint32_t *items) {
-    *items = 0;
     for (mwe_op *op = s->active; op; op = op->next)
         for (; op->applied < op->count; op->applied++) {
             if (*items >= s->limit || t->bytes >= MOST_BYTES) return 0;
+            t->patient = *items > 0 || s->turned < MOST_TURNS;
             int rc = op->kind->apply(t, op, op->applied);
+            if (rc == MWE_LATER) return *items ? 0 : mwe_room_turn(t);
             ++*items;
             if (rc) {
                 op->applied++; /* it was in the transaction that failed */
@@ -46,15 +49,12 @@ static int apply_items(mwe_txn *t, mwe_store *s, uint32_t *items) {
     return 0;
 }
 
-/* *most: how many bytes the publications may take; becomes how many they took. */
-static int try_once(mwe_store *s, int64_t *most, uint32_t *items, bool *news) {
+static int try_once(mwe_store *s, bool refuse, uint32_t *items, bool *news) {
     mwe_txn t;
     *items = 0;
-    int rc = mwe_txn_begin(&t, s, *most == 0);
+    int rc = mwe_txn_begin(&t, s, refuse);
     if (rc) return rc;
-    int64_t room = t.bytes_left = t.bytes_left < *most ? t.bytes_left : *most;
     rc = apply_items(&t, s, items);
-    *most = room - t.bytes_left;
     if (rc) {
         mwe_txn_abort(&t);
         return rc;
@@ -70,23 +70,23 @@ static void undo(mwe_store *s) {
     for (mwe_op *op = s->active; op && op->applied > op->done; op = op->next) op->applied = op->done;
 }
 
-/* The map may be full although pages are free: a large body needs them side by side. So fewer publications
- * are tried, and fewer again, before none is let in; many large ones at once must not keep each other out for
- * ever. */
+/* Pages may be short although room.c let everything in: others read an old state and hold its pages, or many
+ * settlements touch a page each. So fewer are tried, down to one; the last word is to refuse its
+ * publications.
+ */
 static int write_group(mwe_store *s, bool *news) {
-    int64_t most = INT64_MAX;
-    for (;;) {
+    for (bool refuse = false;;) {
         uint32_t items;
-        bool refuse = most == 0;
-        int rc = try_once(s, &most, &items, news);
+        int rc = try_once(s, refuse, &items, news);
         if (rc == 0) {
+            s->turned = items ? 0 : s->turned + 1;
             if (s->limit < MOST_ITEMS) s->limit *= 2;
             return 0;
         }
         if (rc != MDB_MAP_FULL || (refuse && items <= 1)) return rc;
         undo(s);
-        if (refuse) s->limit = items / 4 ? items / 4 : 1;
-        most = refuse || most < 2 * (int64_t)s->page_size ? 0 : most / 2;
+        refuse = items <= 1;
+        s->limit = items / 4 ? items / 4 : 1;
     }
 }
 

@@ -58,10 +58,14 @@ static bool strikes(uint32_t *fault) { return *fault && (*fault)--; }
 
 /* ---- connections ---- */
 
+static int memory_check(const mw_url *url, mw_error *e) {
+    static const char *const options[] = {NULL};
+    return mw_url_only(url, options, e);
+}
+
 static mw_conn *memory_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host,
                             mw_error *e) {
-    static const char *const options[] = {NULL};
-    if (mw_url_only(url, options, e)) return NULL;
+    if (memory_check(url, e)) return NULL;
     mem_conn *c = calloc(1, sizeof *c);
     if (!c) abort();
     c->broker = mem_broker_get(loop, url->path);
@@ -371,6 +375,7 @@ const mw_driver mw_driver_memory = {
     .schemes = memory_schemes,
     .can = MW_CAN_DELAY | MW_CAN_PRIORITY | MW_CAN_ATOMIC | MW_CAN_PARK | MW_CAN_DEDUPE | MW_CAN_BROWSE |
            MW_CAN_REMOVE | MW_CAN_RETRY,
+    .check = memory_check,
     .open = memory_open,
     .close = memory_close,
     .subscribe = memory_subscribe,
@@ -392,6 +397,7 @@ const mw_driver mw_driver_memory_offset = {
     .name = "memory-offset",
     .schemes = offset_schemes,
     .can = MW_CAN_DEDUPE | MW_CAN_BROWSE | MW_CAN_REMOVE,
+    .check = memory_check,
     .open = memory_open,
     .close = memory_close,
     .subscribe = memory_subscribe,

@@ -48,6 +48,7 @@ describe("docs/cli.md", function()
     local all = table.concat(examples)
     for _, words in ipairs {
       "new", "run", "check", "publish", "tail", "dlq ls", "dlq show", "dlq replay", "dlq purge", "dlq spec",
+      "groups ls", "groups rm",
       "completion", "version", "help",
     } do
       assert.truthy(all:find("moonwire " .. words, 1, true), words)

@@ -12,6 +12,8 @@ local function names()
   for _, name in ipairs(verbs.names()) do
     if name == "dlq" then
       for _, inner in ipairs { "ls", "show", "replay", "purge", "spec" } do list[#list + 1] = { "dlq", inner } end
+    elseif name == "groups" then
+      for _, inner in ipairs { "ls", "rm" } do list[#list + 1] = { "groups", inner } end
     end
     list[#list + 1] = { name }
   end
@@ -162,6 +164,8 @@ describe("completion", function()
     assert.equal("publish\n", complete "moonwire pu")
     assert.truthy(complete("moonwire dlq "):find "ls show replay purge spec")
     assert.equal("--dry-run\n", complete "moonwire dlq replay --dr")
+    assert.truthy(complete("moonwire groups "):find "ls rm")
+    assert.equal("--force\n", complete "moonwire groups rm --fo")
     assert.equal("start end\n", complete "moonwire tail --from ")
   end)
 

@@ -129,7 +129,7 @@ describe("options of a URL", function()
       "17592186044416TB", "1 GB" } do
       local value, err = size(text)
       assert.is_nil(value, text)
-      assert.matches("^option s=.*: expected a size from 0 to 1125899906842624 bytes, such as 512MB$", err)
+      assert.matches("^option s=.*: expected a size from 0B to 1024TB, such as 512MB$", err)
     end
     assert.is_nil(size("9", 10, 20))
     assert.equal(10, size("10", 10, 20))

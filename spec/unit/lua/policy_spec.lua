@@ -93,12 +93,14 @@ describe("policy", function()
     ['retry.backoff must be "exponential", "fixed" or a list such as {1, 2, 4}, got linear'] = { backoff = "linear" },
     ["retry.backoff must list 1 to 32 delays in seconds"] = { backoff = {} },
     ["retry.backoff must list 1 to 32 delays in seconds "] = { backoff = too_long },
-    ["retry.backoff must list seconds, item 2 is not"] = { backoff = { 1, "2" } },
-    ["retry.backoff must list seconds, item 1 is not"] = { backoff = { -1 } },
+    ["retry.backoff must list seconds, 0 or more; item 2 is 2"] = { backoff = { 1, "2" } },
+    ["retry.backoff must list seconds, 0 or more; item 1 is -1"] = { backoff = { -1 } },
+    ["retry.backoff must list seconds, 0 or more; item 1 is nan"] = { backoff = { 0 / 0 } },
     ['retry.classes.x must be "dead" or a table, got alive'] = { classes = { x = "alive" } },
     ['unknown field "retry.classes.x.puase"; did you mean "pause"?'] = { classes = { x = { puase = 1 } } },
     ["retry.classes.x.pause must be seconds, 0.001 or more, got 0"] = { classes = { x = { pause = 0 } } },
-    ["retry.classes.x.backoff must list seconds, item 1 is not"] = { classes = { x = { backoff = { true } } } },
+    ["retry.classes.x.backoff must list seconds, 0 or more; item 1 is true"] =
+      { classes = { x = { backoff = { true } } } },
     ["a class is named by a string of 1 to 31 characters"] = { classes = { [("x"):rep(32)] = "dead" } },
     ["a class is named by a string of 1 to 31 characters "] = { classes = { "dead" } },
   } do

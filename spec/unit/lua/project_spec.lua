@@ -105,7 +105,8 @@ describe("a project", function()
         '5: pipeline "p": order must be one of "key", "source", "none", got "keys"; did you mean "key"?',
       [OK .. "timeout = 0"] = '5: pipeline "p": timeout must be seconds, 0.001 or more, got 0',
       [OK .. "lease = 0.5"] = '5: pipeline "p": lease must be seconds, 1 or more, got 0.5',
-      [OK .. 'group = ""'] = '5: pipeline "p": group must be a string that is not empty, got ""',
+      [OK .. 'group = ""'] =
+        '5: pipeline "p": group must be a string of 1 to 249 bytes without control characters, got ""',
       [OK .. 'start = "now"'] = '5: pipeline "p": start must be one of "oldest", "newest"',
       [OK .. "retry = 5"] = '5: pipeline "p": retry must be a table, got 5',
       [OK .. "retry = {\nattempts = 0 }"] =
@@ -122,7 +123,7 @@ describe("a project", function()
       [OK .. "dedupe = 5"] = '5: pipeline "p": dedupe must be true or a table such as { ttl = 600 }',
       [OK .. "dedupe = { tll = 5 }"] = '5: pipeline "p": unknown field "dedupe.tll"; did you mean "ttl"?',
       [OK .. "dedupe = { key = 5 }"] =
-        '5: pipeline "p": dedupe.key must be a path into the data or a function of the message',
+        '5: pipeline "p": dedupe.key must be a path into the data, such as "order.id", or a function of the message',
       [OK .. "dedupe = { store = 5 }"] = '5: pipeline "p": dedupe.store must be "memory", a broker URL or a connection',
       [OK .. 'dedupe = { store = "gopher:x" }'] = '5: pipeline "p": dedupe.store: unknown broker "gopher:"',
       [OK .. 'order = "none", on_dead = "hold_key"'] = 'pipeline "p": on_dead holds keys, but order = "none" has none',
@@ -188,7 +189,7 @@ describe("a handler", function()
     has(start .. 'module "nowhere" not found: there is no nowhere.lua in the project', inline '"nowhere"')
     has(start .. "handlers/h.lua:2: unexpected symbol", with "local x =\n}")
     has(start .. "handlers/h.lua:1: on purpose", with "error 'on purpose'")
-    has(start .. 'handler "handlers.h" must return a table with a function handle, got a boolean', with "local x")
+    has(start .. 'handler "handlers.h" must return a table with a function handle, got nothing', with "local x")
     has(start .. "handler in moonwire.lua must return a table with a function handle, got a number", inline "5")
     has(start .. 'handler "handlers.h" has an unknown field "schemas"; did you mean "schema"?',
       with "return { handle = function() end, schemas = {} }")

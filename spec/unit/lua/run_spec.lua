@@ -90,7 +90,10 @@ describe("an answer of a handler", function()
       { retried = 1, dead = 1 } },
     { "a yield of idle", "coroutine.yield 'idle'", { retried = 1, dead = 1 } },
     { "a stack overflow", "local function f() return 1 + f() end f()", { retried = 1, dead = 1 } },
+    { "an error that is a table", "error { code = 5 }", { retried = 1, dead = 1 } },
     { "a publish that is wrong", "mw.publish('', 'x')", { retried = 1, dead = 1 } },
+    { "a publish to a name with a zero byte", "mw.publish('a\\0b', 'x')", { retried = 1, dead = 1 } },
+    { "a publish with an empty id", "mw.publish('a', 'x', { id = '' })", { retried = 1, dead = 1 } },
     { "an error of two megabytes", "error(('x'):rep(2e6))", { retried = 1, dead = 1 } },
   } do
     it(case[1], function()

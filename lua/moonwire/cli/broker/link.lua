@@ -9,7 +9,7 @@ local wait = require "moonwire.internal.wait"
 local M = {}
 
 -- As in runtime/core/driver.h.
-M.CAN = { delay = 1, priority = 2, browse = 32, remove = 64 }
+M.CAN = { delay = 1, priority = 2, browse = 32, remove = 64, groups = 512 }
 
 M.FLAG = { "broker", "URL", "the broker, such as embedded:data\n(default: BROKER_URL, from the environment or ./.env)",
   short = "b" }
@@ -109,6 +109,7 @@ local WORDS = {
   priority = "knows no priorities",
   browse = "does not let anybody look into a channel",
   remove = "does not let anybody remove single messages",
+  groups = "does not let anybody see or remove its groups",
 }
 
 --- Ends the command when the broker cannot do it.

@@ -24,13 +24,22 @@ local function flags_of(verb)
   return flags
 end
 
+-- Those that have verbs of their own.
+local function groups()
+  local names = {}
+  for _, verb in ipairs(all_verbs()) do
+    if verb.verbs then names[#names + 1] = verb.name end
+  end
+  return names
+end
+
 -- ---- bash ----
 
 local BASH = [=[
 # bash completion for moonwire:  . <(moonwire completion bash)
 _moonwire() {
   local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb=${COMP_WORDS[1]} words=
-  [[ $verb == dlq && $COMP_CWORD -gt 2 ]] && verb="dlq ${COMP_WORDS[2]}"
+  case $verb in @GROUPS@) [[ $COMP_CWORD -gt 2 ]] && verb="$verb ${COMP_WORDS[2]}" ;; esac
   COMPREPLY=()
   if [[ $COMP_CWORD -eq 1 ]]; then
     words="@VERBS@"
@@ -73,7 +82,8 @@ local function bash()
     flags[#flags + 1] = ('        "%s") words="%s" ;;'):format(verb.name, bash_words(verb))
   end
   return fill(BASH, {
-    VERBS = table.concat(verbs.names(), " "), CHOICES = table.concat(choices, "\n"), FLAGS = table.concat(flags, "\n"),
+    VERBS = table.concat(verbs.names(), " "), GROUPS = table.concat(groups(), "|"),
+    CHOICES = table.concat(choices, "\n"), FLAGS = table.concat(flags, "\n"),
   })
 end
 
@@ -91,15 +101,16 @@ _moonwire() {
     _describe verb verbs
     return
   fi
-  if [[ $verb == dlq ]]; then
-    if (( CURRENT == 3 )); then
-      local -a verbs=(
+  local -a inner=()
+  case $verb in
 @INNER@
-      )
-      _describe verb verbs
+  esac
+  if (( $#inner )); then
+    if (( CURRENT == 3 )); then
+      _describe verb inner
       return
     fi
-    verb="dlq $words[3]" at=4
+    verb="$verb $words[3]" at=4
   fi
   words=("$verb" "${(@)words[at,-1]}")
   (( CURRENT -= at - 2 ))
@@ -129,15 +140,21 @@ local function zsh_flags(verb)
   return ('    "%s") _arguments %s ;;'):format(verb.name, table.concat(specs, " "))
 end
 
+local function zsh_inner(group)
+  local words = {}
+  for _, verb in ipairs(group.verbs) do
+    words[#words + 1] = ("'%s:%s'"):format(verb.name:match "%S+$", zsh_quote(verb.summary))
+  end
+  return ('    %s) inner=(%s) ;;'):format(group.name, table.concat(words, " "))
+end
+
 local function zsh()
   local names, inner, flags = {}, {}, {}
   for _, name in ipairs(verbs.names()) do
     names[#names + 1] = ("      '%s:%s'"):format(name, zsh_quote(verbs.find(name).summary))
   end
   for _, verb in ipairs(all_verbs()) do
-    local short = verb.name:match "^dlq (%S+)"
-    if short then inner[#inner + 1] = ("        '%s:%s'"):format(short, zsh_quote(verb.summary)) end
-    if not verb.verbs then flags[#flags + 1] = zsh_flags(verb) end
+    if verb.verbs then inner[#inner + 1] = zsh_inner(verb) else flags[#flags + 1] = zsh_flags(verb) end
   end
   return fill(ZSH, {
     VERBS = table.concat(names, "\n"), INNER = table.concat(inner, "\n"), FLAGS = table.concat(flags, "\n"),

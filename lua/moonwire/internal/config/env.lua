@@ -29,6 +29,7 @@ function M.parse(text, name)
   for line in (text .. "\n"):gmatch "(.-)\r?\n" do
     number = number + 1
     local where = ("%s:%d"):format(name, number)
+    if line:find "%z" then return nil, where .. ": there is a zero byte in it; is it a text file?" end
     if not line:match "^%s*#" and line:match "%S" then
       local variable, value = line:match "^%s*export%s+([%a_][%w_]*)%s*=%s*(.*)$"
       if not variable then variable, value = line:match "^%s*([%a_][%w_]*)%s*=%s*(.*)$" end

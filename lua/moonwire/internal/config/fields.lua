@@ -38,10 +38,31 @@ function kinds.integer(value, rule)
   return ok, ("a whole number from %d to %d"):format(rule.min, rule.max)
 end
 
+M.SECONDS_MOST = 3.15e9 -- a hundred years
+
 function kinds.seconds(value, rule)
   local min = rule.min or 0
-  local ok = type(value) == "number" and value >= min and value <= 3.15e9 and value == value
-  return ok, min > 0 and ("seconds, %g or more"):format(min) or "seconds, 0 or more"
+  local ok = type(value) == "number" and value >= min and value <= M.SECONDS_MOST
+  return ok, ("seconds, %g or more%s"):format(min, not ok and M.too_long(value) or "")
+end
+
+--- Behind "seconds, 0 or more": what else there is to say about a number that is refused.
+---@return string
+function M.too_long(value)
+  return type(value) == "number" and value > M.SECONDS_MOST and " and at most 3.15e9 (a hundred years)" or ""
+end
+
+--- A name of a channel or a group, whatever the broker.
+---@return boolean
+function M.is_name(value)
+  return type(value) == "string" and value ~= "" and #value <= 249 and not value:find "[%z\1-\31\127]"
+end
+
+function kinds.name(value) return M.is_name(value), "a string of 1 to 249 bytes without control characters" end
+
+--- A path into the data, such as "customer.id".
+function M.is_path(value)
+  return type(value) == "string" and value ~= "" and not ("." .. value .. "."):find("..", 1, true)
 end
 
 local UNITS = { [""] = 1, KB = 2 ^ 10, MB = 2 ^ 20, GB = 2 ^ 30 }

@@ -38,6 +38,9 @@ local function read_schema(project, path)
   if not text then return nil, "schema: " .. err end
   local value, why = json.decode(text)
   if why then return nil, ("%s: is not JSON: %s"):format(path, why) end
+  if type(value) ~= "table" and type(value) ~= "boolean" then
+    return nil, ("%s: must be a schema: an object, true or false"):format(path)
+  end
   return value
 end
 
@@ -46,7 +49,7 @@ local function compile_schema(project, given)
     return nil, "schema must be the path of a JSON Schema, or the schema as a table"
   end
   local value, err = read_schema(project, given)
-  if value == nil then return nil, err end
+  if err then return nil, err end
   local check, why = schema.compile(value, { name = type(given) == "string" and given or "schema" })
   if not check then return nil, why end
   return check
@@ -55,7 +58,8 @@ end
 local function check_table(module, name)
   if type(module) == "function" then return { handle = module } end
   if type(module) ~= "table" then
-    return nil, ("handler %s must return a table with a function handle, got a %s"):format(name, type(module))
+    local got = module == true and "nothing" or "a " .. type(module) -- what returns nothing counts as true
+    return nil, ("handler %s must return a table with a function handle, got %s"):format(name, got)
   end
   for field, value in pairs(module) do
     if not KNOWN[field] and type(field) == "string" and type(value) ~= "function" and not field:match "^_" then

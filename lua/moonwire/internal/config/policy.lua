@@ -35,8 +35,9 @@ local function check_backoff(b, where, problems, prefix)
   if type(b) == "table" then
     if #b == 0 or #b > 32 then return problem "must list 1 to 32 delays in seconds" end
     for i = 1, #b do
-      if type(b[i]) ~= "number" or b[i] < 0 or b[i] > 3.15e9 then
-        return problem("must list seconds, item " .. i .. " is not")
+      if type(b[i]) ~= "number" or not (b[i] >= 0 and b[i] <= fields.SECONDS_MOST) then
+        local text = "must list seconds, 0 or more%s; item %d is %s"
+        return problem(text:format(fields.too_long(b[i]), i, tostring(b[i])))
       end
     end
   elseif b ~= "exponential" and b ~= "fixed" then

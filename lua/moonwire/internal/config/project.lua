@@ -31,7 +31,7 @@ local PIPELINE = {
   dead = { kind = "any" },
   on_dead = { kind = "choice", of = { "continue", "hold_key", "dead_key" }, default = "continue" },
   dedupe = { kind = "any" },
-  group = { kind = "string" },
+  group = { kind = "name" },
   start = { kind = "choice", of = { "oldest", "newest" }, default = "oldest" },
   buffer = { kind = "table" },
   batch = { kind = "table" },
@@ -88,7 +88,7 @@ function Channel:link_of() return self.connection.link end
 ---@return moonwire.Channel
 function Connection:channel(name, options)
   if type(name) ~= "string" or name == "" then error("channel: the name must be a string that is not empty", 2) end
-  if #name > 249 or name:find "[%z\1-\31\127]" then
+  if not fields.is_name(name) then
     error("channel: the name must have at most 249 bytes and no control characters", 2)
   end
   local project = self.project
@@ -148,7 +148,12 @@ end
 
 local function channel_or_name(self, p, field, value, from)
   if is_channel(value) then return value end
-  if type(value) == "string" and value ~= "" and from then
+  if type(value) == "string" and from and not fields.is_name(value) then
+    local text = "%s must name a channel with 1 to 249 bytes and no control characters, got %q"
+    complain(self, p, field, text:format(field, value))
+    return nil
+  end
+  if type(value) == "string" and from then
     return setmetatable({ name = value, connection = from.connection }, Channel)
   end
   local text = "%s must be a channel, such as broker:channel \"orders\", got a %s"
@@ -164,8 +169,9 @@ local function dedupe_of(self, p, settings, from)
     return nil
   end
   local d = fields.check(settings, DEDUPE, p.where, self.problems, "dedupe")
-  if d.key ~= nil and type(d.key) ~= "string" and type(d.key) ~= "function" then
-    complain(self, p, "dedupe", "dedupe.key must be a path into the data or a function of the message")
+  if d.key ~= nil and not fields.is_path(d.key) and type(d.key) ~= "function" then
+    complain(self, p, "dedupe",
+      "dedupe.key must be a path into the data, such as \"order.id\", or a function of the message")
   end
   local store = d.store
   if store == nil then
@@ -189,7 +195,7 @@ end
 local function lane_key(self, p, key)
   if key == nil then return nil end
   if type(key) == "function" then return key end
-  if type(key) == "string" and key ~= "" then return function(msg) return (msg:get(key)) end end
+  if fields.is_path(key) then return function(msg) return (msg:get(key)) end end
   complain(self, p, "key", "key must be a path into the data, such as \"customer.id\", or a function of the message")
   return nil
 end
@@ -277,7 +283,12 @@ local function api(self)
     return connection
   end
   mw.pipeline = function(name)
-    return function(settings) declare(self, name, settings) end
+    local begun = { name = name, where = position(self, "mw.pipeline") }
+    self.begun[begun] = true
+    return function(settings)
+      self.begun[begun] = nil
+      declare(self, name, settings)
+    end
   end
   mw.settings = function(settings)
     if type(settings) ~= "table" then error("mw.settings: expected a table", 2) end
@@ -289,14 +300,21 @@ end
 local function run_main(self)
   local chunk, err = self.sandbox.load_file "moonwire.lua"
   if not chunk then
-    if not io.open(self.dir .. "/moonwire.lua") then
+    local file = io.open(self.dir .. "/moonwire.lua")
+    if file then
+      file:close()
+    else
       err = ("%s: there is no moonwire.lua; `moonwire new` makes a project"):format(self.dir)
     end
     self.problems[#self.problems + 1] = err
     return
   end
   local ok, why = pcall(chunk)
-  if not ok then self.problems[#self.problems + 1] = tostring(why) end
+  if not ok then self.problems[#self.problems + 1] = sandbox.raised(why, "moonwire.lua") end
+  for begun in pairs(ok and self.begun or {}) do -- mw.pipeline "name", and nothing behind it
+    self.problems[#self.problems + 1] = ("%s:%d: mw.pipeline: write mw.pipeline %q { … }"):format(begun.where.file,
+      begun.where.line, tostring(begun.name))
+  end
 end
 
 --- Reads and checks a project.
@@ -307,7 +325,7 @@ function M.read(dir, options)
   options = options or {}
   local self = {
     dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {},
-    pipelines = {}, by_name = {}, declared = {},
+    pipelines = {}, begun = {}, by_name = {}, declared = {},
     settings = { drain = 25, crash_attempts = 3, watchdog = true, memory = "1GB" },
     rewritten = options.rewrite and rewriter(options.rewrite),
   }

@@ -2,6 +2,7 @@
 --- accident is an error. It
 --- keeps honest people from accidents; it is not a prison for hostile code.
 local C = require "moonwire.internal.cdef"
+local fault = require "moonwire.internal.fault"
 local nearest = require "moonwire.internal.nearest"
 local wait = require "moonwire.internal.wait"
 
@@ -15,7 +16,7 @@ end
 
 -- A yield out of the handler itself would leave the message with nobody.
 local function yield(...)
-  if wait.current and coroutine.running() == wait.current.co then
+  if not coroutine.running() or wait.current and coroutine.running() == wait.current.co then
     error("coroutine.yield: only inside a coroutine of your own; to wait, use mw.sleep", 2)
   end
   return coroutine.yield(...)
@@ -98,9 +99,20 @@ local function read_file(path)
   if not file then return nil, err end
   local text, why = file:read "*a"
   file:close()
-  return text, why
+  return text, why and ("%s: %s"):format(path, why)
 end
 M.read_file = read_file
+
+--- The text of what a file raised while it was loaded; an error object may say nothing by itself.
+---@return string
+function M.raised(err, file)
+  if type(err) == "string" then return err end
+  if fault.is(err) then return ("%s: %s"):format(file, err.text) end
+  local own = type(err) == "table" and getmetatable(err)
+  if type(own) == "table" and own.__tostring then return ("%s: %s"):format(file, fault.text(err)) end
+  local what = err == nil and "nothing" or "a " .. type(err)
+  return ("%s: error() was called with %s instead of a text"):format(file, what)
+end
 
 --- One world per project.
 ---@param dir string the project's folder
@@ -162,7 +174,7 @@ function M.new(dir, builtin)
     loading[name] = relative
     local ok, result = pcall(chunk)
     loading[name] = nil
-    if not ok then return nil, tostring(result) end
+    if not ok then return nil, M.raised(result, relative) end
     if result == nil then result = true end
     loaded[name] = result
     return result
