@@ -10,11 +10,13 @@
 #include "app/report.h"
 #include "app/watch.h"
 #include "base/log.h"
+#include "core/shared.h"
 #include "lua/core.h"
 #include "lua/vm.h"
+#include "pipeline/insight.h"
 #include "supervisor/worker.h"
 
-enum { IDLE_CHECK_MS = 50 };
+enum { IDLE_CHECK_MS = 50, LOOK_MS = 1000 };
 
 typedef struct app {
     mw_site *site;
@@ -23,7 +25,7 @@ typedef struct app {
     lua_State *L; /* of the CLI or spec that made it: the main thread, which outlives its coroutines */
     int options;  /* registry reference there: what load was called with, for reloads */
     mw_signal term, interrupt, hangup;
-    mw_timer drain_limit, idle_check;
+    mw_timer drain_limit, idle_check, look;
     mw_watch *watch;
     mw_control *control;
     int command; /* registry reference of the function that answers commands */
@@ -138,17 +140,32 @@ static void set_number(lua_State *L, const char *name, double value) {
     lua_setfield(L, -2, name);
 }
 
+static void push_changes(lua_State *L, const mw_switch *changes) {
+    lua_newtable(L);
+    set_number(L, "generation", changes->generation);
+    set_number(L, "kept", changes->kept);
+    set_number(L, "added", changes->added);
+    set_number(L, "removed", changes->removed);
+}
+
+static void log_changes(lua_State *L) { /* the table on top */
+    static const char *const names[] = {"generation", "kept", "added", "removed"};
+    mw_log_begin(MW_INFO, "reloaded");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        lua_getfield(L, -1, names[i]);
+        mw_log_int(names[i], lua_tointeger(L, -1));
+        lua_pop(L, 1);
+    }
+    mw_log_end();
+}
+
 static int load_and_switch(app *a, lua_State *L) {
     mw_error e;
     mw_switch changes;
     lua_rawgeti(L, LUA_REGISTRYINDEX, a->options);
     if (!load(a, L, lua_gettop(L))) return 2;
     if (switch_to_next(a, &changes, &e)) return failed(L, &e);
-    lua_newtable(L);
-    set_number(L, "generation", changes.generation);
-    set_number(L, "kept", changes.kept);
-    set_number(L, "added", changes.added);
-    set_number(L, "removed", changes.removed);
+    push_changes(L, &changes);
     return 1;
 }
 
@@ -163,8 +180,38 @@ static int reload(app *a, lua_State *L) {
     mw_notify_reloading();
     int results = load_and_switch(a, L);
     mw_notify_ready(a->loop);
-    mw_worker_tell(MW_WORKER_RELOADED);
     return results;
+}
+
+/* In two steps, for workers that must change together: prepare reads the project and keeps it beside what
+ * runs; commit makes it current; abandon forgets it. */
+static int l_prepare(lua_State *L) {
+    app *a = check_app(L);
+    mw_error e;
+    if (mw_site_draining(a->site)) {
+        mw_fail(&e, MW_ECLOSED, false, "it is draining: nothing is loaded any more");
+        return failed(L, &e);
+    }
+    lua_rawgeti(L, LUA_REGISTRYINDEX, a->options);
+    load(a, L, lua_gettop(L));
+    return 2;
+}
+
+static int l_commit(lua_State *L) {
+    app *a = check_app(L);
+    mw_error e;
+    mw_switch changes;
+    if (switch_to_next(a, &changes, &e)) return failed(L, &e);
+    push_changes(L, &changes);
+    log_changes(L);
+    return 1;
+}
+
+static int l_abandon(lua_State *L) {
+    app *a = check_app(L);
+    if (a->next) mw_site_reject(a->site, a->next);
+    a->next = NULL;
+    return 0;
 }
 
 static int l_reload(lua_State *L) { return reload(check_app(L), L); }
@@ -181,14 +228,7 @@ static void log_refusal(const char *problems) {
 static void reload_and_log(app *a) {
     int top = lua_gettop(a->L);
     if (reload(a, a->L) == 1) {
-        mw_log_begin(MW_INFO, "reloaded");
-        static const char *const names[] = {"generation", "kept", "added", "removed"};
-        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-            lua_getfield(a->L, -1, names[i]);
-            mw_log_int(names[i], lua_tointeger(a->L, -1));
-            lua_pop(a->L, 1);
-        }
-        mw_log_end();
+        log_changes(a->L);
     } else {
         log_refusal(lua_tostring(a->L, -1));
     }
@@ -197,6 +237,7 @@ static void reload_and_log(app *a) {
 
 static void on_hangup(mw_signal *s, int n) {
     (void)n;
+    if (mw_worker_wants_reload()) return; /* all workers change together */
     reload_and_log(mw_container_of(s, app, hangup));
 }
 
@@ -271,6 +312,23 @@ static char *on_command(void *owner, const char *line) {
     return reply;
 }
 
+static void on_asked(void *owner, uint64_t number, const char *line) {
+    app *a = owner;
+    char *reply = on_command(a, line);
+    mw_control_answer(a->control, number, reply);
+    free(reply);
+}
+
+/* Keeps the shared figures fresh, for when nobody can answer. */
+static void look(mw_timer *t) {
+    app *a = mw_container_of(t, app, look);
+    mw_pipeline **list;
+    size_t count = mw_site_pipelines(a->site, &list);
+    for (size_t i = 0; i < count; i++) mw_pipeline_look(list[i]);
+    free(list);
+    mw_timer_start(a->loop, t, LOOK_MS, look);
+}
+
 static const char *text_option(lua_State *L, const char *name) { /* lives as long as the table */
     lua_getfield(L, 2, name);
     const char *text = lua_tostring(L, -1);
@@ -283,7 +341,7 @@ static int open_doors(app *a, lua_State *L, mw_error *e) {
     lua_getfield(L, 2, "command");
     a->command = luaL_ref(L, LUA_REGISTRYINDEX);
     if (watched && !(a->watch = mw_watch_new(a->loop, watched, on_change, a, e))) return -1;
-    if (path && !(a->control = mw_control_new(a->loop, path, on_command, a, e))) return -1;
+    if (path && !(a->control = mw_control_new(a->loop, path, on_asked, a, e))) return -1;
     return 0;
 }
 
@@ -332,7 +390,8 @@ static int l_run(lua_State *L) {
     free_signals();
     if (once) mw_timer_start(a->loop, &a->idle_check, IDLE_CHECK_MS, check_idle);
     mw_notify_ready(a->loop);
-    mw_worker_tell(MW_WORKER_STARTED);
+    mw_worker_serve(a->loop, on_command, a);
+    if (mw_shared_mine()) mw_timer_start(a->loop, &a->look, LOOK_MS, look);
     if (!a->drained) mw_loop_run(a->loop);
     mw_notify_end();
     mw_signal_stop(&a->term);
@@ -340,6 +399,8 @@ static int l_run(lua_State *L) {
     mw_signal_stop(&a->hangup);
     mw_timer_stop(&a->drain_limit);
     mw_timer_stop(&a->idle_check);
+    mw_timer_stop(&a->look);
+    mw_worker_end();
     close_doors(a, L);
     a->running = false;
     lua_pushinteger(L, a->forced ? 1 : 0);
@@ -348,12 +409,10 @@ static int l_run(lua_State *L) {
 
 static int l_drain(lua_State *L) {
     app *a = check_app(L);
-    if (a->running) {
-        mw_worker_tell(MW_WORKER_DRAINS);
+    if (a->running)
         begin_drain(a);
-    } else {
+    else
         mw_site_drain(a->site);
-    }
     return 0;
 }
 
@@ -441,6 +500,7 @@ static lua_State *main_thread(lua_State *L) {
 int mw_app_new(lua_State *L) {
     static const luaL_Reg methods[] = {
         {"load", l_load},       {"start", l_start},   {"reload", l_reload},
+        {"prepare", l_prepare}, {"commit", l_commit}, {"abandon", l_abandon},
         {"run", l_run},         {"drain", l_drain},   {"done", l_done},
         {"idle", l_idle},       {"status", l_status}, {"generation", l_generation},
         {"explain", l_explain}, {"pause", l_pause},   {"close", l_close},

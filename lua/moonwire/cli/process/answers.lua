@@ -20,7 +20,10 @@ function M.line(word, ...)
   return table.concat(words, " ")
 end
 
-local function parse(line)
+--- The word and the arguments of a line.
+---@param line string
+---@return string word, string[] arguments
+function M.parse(line)
   local words = {}
   for argument in line:gmatch " =(%S*)" do words[#words + 1] = (argument:gsub("%%(%x%x)", unescape)) end
   return line:match "^%S*", words
@@ -50,6 +53,32 @@ function answer.reload(app)
   log.info("reloaded", result)
   return { ok = true, generation = result.generation, kept = result.kept, added = result.added,
     removed = result.removed }
+end
+
+-- A reload of a worker, in two steps: the supervisor makes them all take the second one, or none.
+local wanted -- the settings of what is prepared
+
+function answer.prepare(app)
+  local ok, result = app:prepare()
+  if not ok then return { ok = false, problems = (tostring(result):gsub("^!", "")) } end
+  wanted = result
+  return { ok = true }
+end
+
+function answer.commit(app)
+  local result, problems = app:commit()
+  if not result then
+    log.error("reload refused", { error = problems })
+    return { ok = false, problems = problems }
+  end
+  core.worker_settings(wanted.workers or 1, wanted.drain, wanted.crash_attempts)
+  return { ok = true, generation = result.generation, kept = result.kept, added = result.added,
+    removed = result.removed }
+end
+
+function answer.abandon(app)
+  app:abandon()
+  return { ok = true }
 end
 
 function answer.status(app, _, worker)
@@ -107,7 +136,7 @@ function answer.resume(app, words) return set_paused(app, words, false) end
 ---@return fun(line: string): string
 function M.of(app, worker)
   return function(line)
-    local word, words = parse(line)
+    local word, words = M.parse(line)
     local known = answer[word]
     local reply = known and known(app, words, worker) or { ok = false, problems = ("unknown command %q"):format(line) }
     return (json.encode(printable(reply), { sort = true }))
