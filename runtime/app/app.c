@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "core/shared.h"
 #include "lua/core.h"
+#include "lua/deadline.h"
 #include "lua/vm.h"
 #include "pipeline/insight.h"
 #include "supervisor/worker.h"
@@ -79,6 +80,7 @@ static bool load(app *a, lua_State *L, int options) {
     if (a->next) mw_site_reject(a->site, a->next);
     a->next = mw_site_prepare(a->site);
     lua_State *G = a->next->L;
+    mw_reading reading = mw_deadline_read(a->next);
     lua_getglobal(G, "require");
     lua_pushliteral(G, "moonwire.internal.boot");
     bool ok = mw_vm_call(G, 1, 1, &e) == 0;
@@ -86,6 +88,9 @@ static bool load(app *a, lua_State *L, int options) {
         copy_table(L, options, G);
         ok = mw_vm_call(G, 1, 2, &e) == 0;
     }
+    lua_getfield(L, options, "jit");
+    mw_deadline_read_end(a->next, reading, !lua_isstring(L, -1) || strcmp(lua_tostring(L, -1), "off") != 0);
+    lua_pop(L, 1);
     if (ok) {
         copy_value(G, -2, L);
         if (lua_istable(G, -1))
