@@ -30,6 +30,7 @@ void mw_core_shutdown(void) {
     process_loop = NULL;
     mw_dict_clear_all();
     mw_text_cache_clear();
+    mw_modules_forget();
 }
 
 /* set_tick(function): what the loop calls when something is ready for this state */

@@ -57,3 +57,4 @@ void mw_vm_free_waits(mw_vm *vm);
 
 /* modules.c: libraries, loaders and the preloaded C modules of a fresh state */
 void mw_modules_open(mw_vm *vm);
+void mw_modules_forget(void); /* the compiled library; at the end of the process */
