@@ -9,7 +9,9 @@
 #include "base/nearest.h"
 #include "base/text.h"
 #include "app/app.h"
+#include "app/child.h"
 #include "app/door.h"
+#include "app/watch.h"
 #include "lua/vm.h"
 #include "supervisor/supervisor.h"
 #include "supervisor/worker.h"
@@ -74,6 +76,9 @@ int luaopen_moonwire_core(lua_State *L) {
                                          {"terminal", l_terminal},
                                          {"memory", l_memory},
                                          {"app", mw_app_new},
+                                         {"watch", mw_watch_lua},
+                                         {"child", mw_child_new},
+                                         {"be_child", mw_child_be},
                                          {"supervise", mw_supervise},
                                          {"attach_worker", mw_worker_attach},
                                          {"control_path", mw_door_path},

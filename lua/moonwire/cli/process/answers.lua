@@ -40,21 +40,28 @@ end
 
 local answer = {}
 
-function answer.reload(app)
-  local result, problems = app:reload()
-  if not result then
-    problems = problems:gsub("^!", "")
-    log.error("reload refused", { error = problems })
-    return { ok = false, problems = problems }
+function answer.reload(_, words, of) return of.reloader:command(words) end
+function answer.outcome(_, _, of) return of.reloader:outcome() end
+
+--- Each pipeline has its part of a canary's figures.
+local function with_canary(pipelines, canary)
+  local by_name = {}
+  for _, figures in ipairs(canary and canary.pipelines or {}) do by_name[figures.name] = figures end
+  for _, p in ipairs(pipelines) do
+    local f = not p.draining and by_name[p.name]
+    if f then
+      p.canary = { generation = canary.generation, share = canary.share, left = canary.left, messages = f.messages,
+        failures = f.failures, old_messages = f.old_messages, old_failures = f.old_failures }
+    end
   end
-  log.info("reloaded", result)
-  return { ok = true, generation = result.generation, kept = result.kept, added = result.added,
-    removed = result.removed }
+  return pipelines
 end
 
-function answer.status(app, _, worker)
-  return { ok = true, generation = app:generation(), version = core.version, worker = worker,
-    pipelines = json.array(app:status()) }
+function answer.status(app, _, of)
+  local outcome = of.reloader:outcome()
+  return { ok = true, generation = app:generation(), version = core.version, worker = of.worker,
+    reload = { state = outcome.state, by = outcome.by, problems = outcome.problems },
+    pipelines = json.array(with_canary(app:status(), of.reloader:canary())) }
 end
 
 function answer.drain(app)
@@ -63,9 +70,9 @@ function answer.drain(app)
   return { ok = true }
 end
 
-function answer.explain(app, words)
+function answer.explain(app, words, of)
   if not words[1] then return { ok = false, problems = "explain what?" } end
-  local list = app:explain(words[1])
+  local list = with_canary(app:explain(words[1]), of.reloader:canary())
   for _, p in ipairs(list) do
     p.of_key = json.array(p.of_key)
     if p.lane then p.lane.behind = json.array(p.lane.behind) end
@@ -103,13 +110,13 @@ function answer.pause(app, words) return set_paused(app, words, true) end
 function answer.resume(app, words) return set_paused(app, words, false) end
 
 --- The function that answers, for app:run.
----@param worker integer|nil which one this is, where there are several
+---@param of { reloader: moonwire.Reloader, worker: integer|nil } worker: which one this is, where there are several
 ---@return fun(line: string): string
-function M.of(app, worker)
+function M.of(app, of)
   return function(line)
     local word, words = parse(line)
     local known = answer[word]
-    local reply = known and known(app, words, worker) or { ok = false, problems = ("unknown command %q"):format(line) }
+    local reply = known and known(app, words, of) or { ok = false, problems = ("unknown command %q"):format(line) }
     return (json.encode(printable(reply), { sort = true }))
   end
 end

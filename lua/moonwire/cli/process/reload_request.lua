@@ -18,7 +18,7 @@
 ---
 ---   ok          false: it was refused or rolled back, and the old code serves on
 ---   reload      which one, counted from 1 in each process; 0: there was none yet
----   state       none | testing | canary | done | refused | rolled_back
+---   state       none | testing | canary | done | refused | rolled_back | busy (a canary runs; it goes on)
 ---   problems    why, one a line
 ---   by          what refused it: load | gate | canary | command
 ---   failures    of the gate: { name, file, line, message }...

@@ -9,6 +9,7 @@ local metrics = require "moonwire.metrics"
 local out = require "moonwire.cli.out"
 local posix = require "moonwire.cli.posix"
 local project = require "moonwire.cli.project.folder"
+local reloader = require "moonwire.cli.process.reloader"
 
 -- As in runtime/base/log.h.
 local FORMATS = { logfmt = 1, json = 2 }
@@ -18,7 +19,7 @@ local LEVELS = { debug = 0, info = 1, warn = 2, error = 3 }
 local function try_load(app, values, stop)
   local ok, result = app:load {
     dir = project.dir(values.DIR), jit = values.jit, broker = values.broker and broker.absolute(values.broker),
-    settings = stop,
+    settings = stop, sources = true,
   }
   if ok then return result end
   return nil, result
@@ -81,10 +82,14 @@ local function run(values)
   if not ok then fail.raise(fail.UNAVAILABLE, err) end
   log.info("started", { pipelines = #app:status(), version = core.version, generation = 1 })
   local dir = project.dir(values.DIR)
+  local reload = reloader.new(app, dir, values.gate)
   local code, why = app:run {
     once = values.once, drain = values.drain or settings.drain, watch = values.watch and dir, control = control_of(dir),
-    command = answers.of(app, values.slot),
+    command = answers.of(app, { reloader = reload, worker = values.slot }),
+    changed = function(by) reload:start({}, by) end,
+    beat = function() reload:beat() end,
   }
+  reload:stop()
   if not code then fail.raise(fail.FAILED, why) end
   summarise(app)
   app:close()
@@ -99,6 +104,8 @@ verb = {
   flags = {
     { "once", nil, "end when there is nothing left to do: all is settled, nothing is waiting for a retry" },
     { "watch", nil, "reload when a Lua or JSON file or .env of the project changes", short = "w" },
+    { "gate", "WHAT", "spec: reloads run the project's specs first, and those that fail refuse it",
+      of = { "spec", "none" } },
     { "workers", "N", "keep N worker processes running instead of one (default: the project's)", kind = "workers" },
     { "broker", "URL", "use this broker: sets BROKER_URL for the project", short = "b" },
     { "log", "FORMAT", "how to write the log lines on stderr (default: logfmt)", of = { "logfmt", "json" } },
