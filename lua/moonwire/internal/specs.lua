@@ -32,12 +32,15 @@ end
 
 local MOST_FAILURES, MOST_TEXT = 50, 4000 -- a report is for reading
 
+M.NONE = "no specs there: they are files named …_spec.lua, in the project's folder spec or next to what they test"
+
 local function note(busted, failures, element, message, trace)
   if #failures >= MOST_FAILURES then return end
   local source = type(trace) == "table" and type(trace.source) == "string" and trace.source:match "^@(.*)"
   local line = source and trace.currentline or nil
   if not source and element.descriptor == "file" then source = element.name end
   local text = tostring(message)
+  if text:find "^No test files found" then text = M.NONE end
   if not line and source then -- a file that does not load: its place stands in the text
     line = tonumber((text:match(":(%d+):")))
   end

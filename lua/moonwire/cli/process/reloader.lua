@@ -153,8 +153,9 @@ local function tested(self, code)
   local problems, failures = {}, report.failures or {}
   for i, failure in ipairs(failures) do
     shorten(self, failure)
-    problems[i] = ("%sspec failed: %s: %s"):format(place(failure), failure.name,
-      failure.message:match "^[^\n]*" or failure.message)
+    local first = failure.message:match "^[^\n]*"
+    problems[i] = failure.name == "" and place(failure) .. first
+      or ("%sspec failed: %s: %s"):format(place(failure), failure.name, first)
   end
   if #problems == 0 then
     local said = specs:output(OUTPUT):gsub("%s+$", "")
@@ -176,8 +177,8 @@ local function look_at_specs(self)
   end
   self.specs:kill()
   local said = self.specs:output(OUTPUT):gsub("%s+$", "")
-  local text = ("the specs were not over after %g s%s"):format(self.limit, said ~= "" and "; they wrote:\n" .. said or "")
-  return refuse(self, "gate", text)
+  local wrote = said ~= "" and "; they wrote:\n" .. said or ""
+  return refuse(self, "gate", ("the specs were not over after %g s%s"):format(self.limit, wrote))
 end
 
 -- ---- from outside ----

@@ -5,7 +5,7 @@
 local M = {}
 
 M.LEAST = 20 -- messages on the new code, over all pipelines; fewer tell nothing
-M.AT_ONCE = 0.001 -- so unlikely: rolled back before the time is over. Strict, because it is asked several times a second
+M.AT_ONCE = 0.001 -- so unlikely: rolled back before its time is over. Strict, because it is asked again and again
 M.AT_END = 0.05
 
 local function log_factorial(n)
@@ -29,14 +29,25 @@ local function log_choose(n, k) return log_factorial(n) - log_factorial(k) - log
 ---@return number
 function M.chance(messages, failures, old_messages, old_failures)
   local all, bad = messages + old_messages, failures + old_failures
-  local most = math.min(messages, bad)
-  local from = math.max(failures, bad - old_messages, 0)
-  local term = math.exp(log_choose(bad, from) + log_choose(all - bad, messages - from) - log_choose(all, messages))
+  local function term_at(k)
+    return math.exp(log_choose(bad, k) + log_choose(all - bad, messages - k) - log_choose(all, messages))
+  end
   local sum = 0
-  for k = from, most do
+  if failures * all <= messages * bad then -- no more than its share: what is missing to 1 is the smaller sum
+    local least = math.max(0, bad - old_messages)
+    local k, term = failures - 1, failures > least and term_at(failures - 1) or 0
+    while k >= least and term > sum * 1e-12 do
+      sum = sum + term
+      term = term * k * (all - bad - messages + k) / ((bad - k + 1) * (messages - k + 1))
+      k = k - 1
+    end
+    return 1 - math.min(1, sum)
+  end
+  local k, term = failures, term_at(failures)
+  while k <= math.min(messages, bad) and term > sum * 1e-12 do
     sum = sum + term
-    if term < sum * 1e-12 then break end
     term = term * (bad - k) * (messages - k) / ((k + 1) * (all - bad - messages + k + 1))
+    k = k + 1
   end
   return math.min(1, sum)
 end

@@ -25,7 +25,10 @@ end
 local function tell_failure(pid, failure)
   local lines = {}
   for line in failure.message:gmatch "[^\n]+" do lines[#lines + 1] = line end
-  out.note("%d: %s: %s", pid, failure.file and ("%s:%d"):format(failure.file, failure.line or 0) or "spec", failure.name)
+  if failure.file or failure.name ~= "" then
+    out.note("%d: %s: %s", pid, failure.file and ("%s:%d"):format(failure.file, failure.line or 0) or "spec",
+      failure.name)
+  end
   for _, line in ipairs(lines) do out.note("%d:   %s", pid, out.plain(line)) end
 end
 

@@ -77,15 +77,18 @@ local function test(values)
   local counts, err = specs.run(arguments)
   if not counts then fail.raise(err:match "^busted is not" and fail.UNAVAILABLE or fail.INTERNAL, "%s", err) end
   if values.report then write_report(values.report, counts) end
-  if counts.passed + counts.failed + counts.skipped == 0 then
-    fail.raise(fail.FAILED, values.filter and "no spec has such a name" or "no specs there: they are files named "
-      .. "…_spec.lua, in the project's folder spec or next to what they test")
+  local first = counts.failures[1]
+  if counts.passed + counts.failed + counts.skipped == 0 or first and first.message == specs.NONE then
+    fail.raise(fail.FAILED, "%s", values.filter and "no spec has such a name" or specs.NONE)
   end
   return counts.failed == 0 and 0 or fail.FAILED
 end
 
 local function run(values)
-  if values.report then core.be_child(true) end
+  if values.report then
+    core.be_child(true)
+    io.stdout:setvbuf "line" -- what was written before it was killed tells why
+  end
   if values.child then core.be_child(false) end
   if not values.watch then return test(values) end
   for _, path in ipairs(values.PATH) do place(path) end

@@ -1,5 +1,5 @@
---- The files of a project as one reading sees them: what was read is remembered. So a reload can run the project's specs
---- on the very bytes that it has loaded (`moonwire reload --gate spec`), whatever happens to the folder meanwhile.
+--- The files of a project as one reading sees them: what was read is remembered. So a reload can run the project's
+--- specs on the very bytes that it has loaded (`reload --gate spec`), whatever happens to the folder meanwhile.
 local M = {}
 
 local function read_disk(path)

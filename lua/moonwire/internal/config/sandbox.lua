@@ -97,11 +97,11 @@ end
 --- One world per project.
 ---@param dir string the project's folder
 ---@param builtin fun(name: string): any modules that are given, by name; nil when unknown
----@param given table|nil see files.lua
-function M.new(dir, builtin, given)
+---@param texts table|nil files that were read before, see files.lua
+function M.new(dir, builtin, texts)
   local world = standard()
   local loaded, loading = {}, {}
-  local reader = files.new(dir, given)
+  local reader = files.new(dir, texts)
   local self = { world = world, files = reader.seen, read = reader.read }
 
   --- Compiles text; bytecode is refused.
