@@ -12,11 +12,13 @@
 #include "app/watch.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "core/shared.h"
 #include "lua/core.h"
 #include "lua/vm.h"
+#include "pipeline/insight.h"
 #include "supervisor/worker.h"
 
-enum { IDLE_CHECK_MS = 50 };
+enum { IDLE_CHECK_MS = 50, LOOK_MS = 1000 };
 
 typedef struct app {
     mw_site *site;
@@ -25,7 +27,7 @@ typedef struct app {
     lua_State *L; /* of the CLI or spec that made it: the main thread, which outlives its coroutines */
     int options;  /* registry reference there: what load was called with, for reloads */
     mw_signal term, interrupt, hangup;
-    mw_timer drain_limit, idle_check, beating;
+    mw_timer drain_limit, idle_check, beating, look;
     mw_watch *watch;
     mw_control *control;
     int command, changed, beat; /* registry references: answers commands; begins a reload; goes on with it */
@@ -151,12 +153,23 @@ static void set_number(lua_State *L, const char *name, double value) {
     lua_setfield(L, -2, name);
 }
 
-static void set_changes(lua_State *L, const mw_switch *changes) {
+static void push_changes(lua_State *L, const mw_switch *changes) {
     lua_newtable(L);
     set_number(L, "generation", changes->generation);
     set_number(L, "kept", changes->kept);
     set_number(L, "added", changes->added);
     set_number(L, "removed", changes->removed);
+}
+
+static void log_changes(lua_State *L) { /* the table on top */
+    static const char *const names[] = {"generation", "kept", "added", "removed"};
+    mw_log_begin(MW_INFO, "reloaded");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        lua_getfield(L, -1, names[i]);
+        mw_log_int(names[i], lua_tointeger(L, -1));
+        lua_pop(L, 1);
+    }
+    mw_log_end();
 }
 
 /* Calls a function that `run` was given, in the state that called `run`. */
@@ -171,7 +184,8 @@ static void call_back(app *a, int function, const char *argument) {
     mw_log_end();
 }
 
-/* prepare() -> true, settings | nil, problems: reads the project anew, into a generation that waits */
+/* In steps, for workers that must change together. prepare() -> true, settings | nil, problems: reads the
+ * project anew, into a generation that waits beside the one that serves */
 static int l_prepare(lua_State *L) {
     app *a = check_app(L);
     mw_error e;
@@ -184,28 +198,29 @@ static int l_prepare(lua_State *L) {
     return 2;
 }
 
-/* discard(): the one that waits is not wanted */
-static int l_discard(lua_State *L) {
+/* abandon(): the one that waits is not wanted */
+static int l_abandon(lua_State *L) {
     app *a = check_app(L);
     if (a->next) mw_site_reject(a->site, a->next);
     a->next = NULL;
     return 0;
 }
 
-/* switch() -> a table of what changed | nil, why the old generation serves on */
-static int l_switch(lua_State *L) {
+/* commit() -> a table of what changed | nil, why the old generation serves on */
+static int l_commit(lua_State *L) {
     app *a = check_app(L);
     mw_error e;
     mw_switch changes;
     if (switch_to_next(a, &changes, &e)) return failed(L, &e);
-    set_changes(L, &changes);
+    push_changes(L, &changes);
+    if (a->running) log_changes(L);
     return 1;
 }
 
 /* reload(): both in one */
 static int l_reload(lua_State *L) {
     if (l_prepare(L) == 2 && !lua_toboolean(L, -2)) return 2;
-    return l_switch(L);
+    return l_commit(L);
 }
 
 /* try(share, code) -> generation | nil, text: the one that waits becomes a canary; `code` only salts the hash
@@ -236,7 +251,8 @@ static int l_promote(lua_State *L) {
     mw_switch changes;
     if (!mw_site_trial(a->site)) return 0;
     mw_site_promote(a->site, &changes);
-    set_changes(L, &changes);
+    push_changes(L, &changes);
+    if (a->running) log_changes(L);
     return 1;
 }
 
@@ -245,7 +261,7 @@ static int l_rollback(lua_State *L) {
     return 0;
 }
 
-/* announce(reloading): to systemd and the supervisor */
+/* announce(reloading): to systemd */
 static int l_announce(lua_State *L) {
     app *a = check_app(L);
     if (!a->running || mw_site_draining(a->site)) return 0;
@@ -253,7 +269,6 @@ static int l_announce(lua_State *L) {
         mw_notify_reloading();
     } else {
         mw_notify_ready(a->loop);
-        mw_worker_tell(MW_WORKER_RELOADED);
     }
     return 0;
 }
@@ -274,6 +289,7 @@ static int l_beat(lua_State *L) {
 static void on_hangup(mw_signal *s, int n) {
     (void)n;
     app *a = mw_container_of(s, app, hangup);
+    if (mw_worker_wants_reload()) return; /* all workers change together */
     call_back(a, a->changed, "HUP");
 }
 
@@ -349,6 +365,38 @@ static char *on_command(void *owner, const char *line) {
     return reply;
 }
 
+/* Through the socket of a process that runs alone: the answer may come later, by app:answer. */
+static void on_asked(void *owner, uint64_t number, const char *line) {
+    app *a = owner;
+    mw_error e;
+    lua_rawgeti(a->L, LUA_REGISTRYINDEX, a->command);
+    lua_pushstring(a->L, line);
+    lua_pushnumber(a->L, (double)number);
+    if (mw_vm_call(a->L, 2, 1, &e)) {
+        mw_control_answer(a->control, number, e.text);
+        return;
+    }
+    if (lua_isstring(a->L, -1)) mw_control_answer(a->control, number, lua_tostring(a->L, -1));
+    lua_pop(a->L, 1);
+}
+
+/* answer(number, text) */
+static int l_answer(lua_State *L) {
+    app *a = check_app(L);
+    if (a->control) mw_control_answer(a->control, (uint64_t)luaL_checknumber(L, 2), luaL_checkstring(L, 3));
+    return 0;
+}
+
+/* Keeps the shared figures fresh, for when nobody can answer. */
+static void look(mw_timer *t) {
+    app *a = mw_container_of(t, app, look);
+    mw_pipeline **list;
+    size_t count = mw_site_pipelines(a->site, &list);
+    for (size_t i = 0; i < count; i++) mw_pipeline_look(list[i]);
+    free(list);
+    mw_timer_start(a->loop, t, LOOK_MS, look);
+}
+
 static const char *text_option(lua_State *L, const char *name) { /* lives as long as the table */
     lua_getfield(L, 2, name);
     const char *text = lua_tostring(L, -1);
@@ -372,7 +420,7 @@ static int open_doors(app *a, lua_State *L, mw_error *e) {
     a->changed = take_function(L, "changed");
     a->beat = take_function(L, "beat");
     if (watched && !(a->watch = mw_watch_new(a->loop, watched, on_change, a, e))) return -1;
-    if (path && !(a->control = mw_control_new(a->loop, path, on_command, a, e))) return -1;
+    if (path && !(a->control = mw_control_new(a->loop, path, on_asked, a, e))) return -1;
     return 0;
 }
 
@@ -422,7 +470,8 @@ static int l_run(lua_State *L) {
     free_signals();
     if (once) mw_timer_start(a->loop, &a->idle_check, IDLE_CHECK_MS, check_idle);
     mw_notify_ready(a->loop);
-    mw_worker_tell(MW_WORKER_STARTED);
+    mw_worker_serve(a->loop, on_command, a);
+    if (mw_shared_mine()) mw_timer_start(a->loop, &a->look, LOOK_MS, look);
     if (!a->drained) mw_loop_run(a->loop);
     mw_notify_end();
     mw_signal_stop(&a->term);
@@ -431,6 +480,8 @@ static int l_run(lua_State *L) {
     mw_timer_stop(&a->drain_limit);
     mw_timer_stop(&a->idle_check);
     mw_timer_stop(&a->beating);
+    mw_timer_stop(&a->look);
+    mw_worker_end();
     close_doors(a, L);
     a->running = false;
     lua_pushinteger(L, a->forced ? 1 : 0);
@@ -439,12 +490,10 @@ static int l_run(lua_State *L) {
 
 static int l_drain(lua_State *L) {
     app *a = check_app(L);
-    if (a->running) {
-        mw_worker_tell(MW_WORKER_DRAINS);
+    if (a->running)
         begin_drain(a);
-    } else {
+    else
         mw_site_drain(a->site);
-    }
     return 0;
 }
 
@@ -532,6 +581,7 @@ static int l_trial(lua_State *L) {
         lua_newtable(L);
         lua_pushstring(L, mw_pipeline_name(p));
         lua_setfield(L, -2, "name");
+        set_number(L, "share", v.share);
         set_number(L, "messages", (double)v.messages);
         set_number(L, "failures", (double)v.failures);
         set_number(L, "old_messages", (double)v.old_messages);
@@ -561,31 +611,19 @@ static lua_State *main_thread(lua_State *L) {
 }
 
 int mw_app_new(lua_State *L) {
-    static const luaL_Reg methods[] = {{"load", l_load},
-                                       {"start", l_start},
-                                       {"reload", l_reload},
-                                       {"prepare", l_prepare},
-                                       {"discard", l_discard},
-                                       {"switch", l_switch},
-                                       {"try", l_try},
-                                       {"promote", l_promote},
-                                       {"rollback", l_rollback},
-                                       {"trial", l_trial},
-                                       {"announce", l_announce},
-                                       {"beat", l_beat},
-                                       {"draining", l_draining},
-                                       {"run", l_run},
-                                       {"drain", l_drain},
-                                       {"done", l_done},
-                                       {"idle", l_idle},
-                                       {"status", l_status},
-                                       {"generation", l_generation},
-                                       {"explain", l_explain},
-                                       {"pause", l_pause},
-                                       {"close", l_close},
-                                       {"kill", l_close},
-                                       {"__gc", l_close},
-                                       {NULL, NULL}};
+    static const luaL_Reg methods[] = {{"load", l_load},         {"start", l_start},
+                                       {"reload", l_reload},     {"prepare", l_prepare},
+                                       {"abandon", l_abandon},   {"commit", l_commit},
+                                       {"try", l_try},           {"promote", l_promote},
+                                       {"rollback", l_rollback}, {"trial", l_trial},
+                                       {"announce", l_announce}, {"beat", l_beat},
+                                       {"answer", l_answer},     {"draining", l_draining},
+                                       {"run", l_run},           {"drain", l_drain},
+                                       {"done", l_done},         {"idle", l_idle},
+                                       {"status", l_status},     {"generation", l_generation},
+                                       {"explain", l_explain},   {"pause", l_pause},
+                                       {"close", l_close},       {"kill", l_close},
+                                       {"__gc", l_close},        {NULL, NULL}};
     app *a = lua_newuserdata(L, sizeof *a);
     memset(a, 0, sizeof *a);
     if (luaL_newmetatable(L, "moonwire.app")) {

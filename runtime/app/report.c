@@ -34,9 +34,8 @@ static void set_flag(lua_State *L, const char *name, bool value) {
 
 /* ---- status ---- */
 
-static void set_counters(lua_State *L, mw_pipeline *p) {
-    mw_counters c;
-    mw_pipeline_counters(p, &c);
+static void set_counters(lua_State *L, const mw_counters *given) {
+    mw_counters c = *given;
     set_number(L, "received", (double)c.received);
     set_number(L, "handled", (double)c.handled);
     set_number(L, "retried", (double)c.retried);
@@ -57,13 +56,13 @@ static void set_depth(lua_State *L, const mw_depth *depth) {
     set_number(L, "unsettled", (double)depth->unsettled);
 }
 
-void mw_report_status(lua_State *L, mw_pipeline *p) {
-    mw_insight i;
-    mw_pipeline_look(p, &i);
+void mw_report_tally(lua_State *L, const mw_tally *t, const char *name, const char *channel) {
+    static const char *const breakers[] = {"closed", "open", "half-open"};
+    mw_insight i = t->look;
     lua_newtable(L);
-    set_text(L, "name", mw_pipeline_name(p));
-    set_text(L, "channel", mw_pipeline_settings(p)->channel);
-    set_counters(L, p);
+    set_text(L, "name", name);
+    set_text(L, "channel", channel);
+    set_counters(L, &t->counters);
     set_depth(L, &i.depth);
     set_number(L, "generation", i.generation);
     set_number(L, "rate", i.rate);
@@ -82,11 +81,15 @@ void mw_report_status(lua_State *L, mw_pipeline *p) {
     set_number(L, "parked_lanes", i.parked_lanes);
     if (i.p50 >= 0) set_number(L, "p50", i.p50);
     if (i.p99 >= 0) set_number(L, "p99", i.p99);
-    set_text(L, "breaker", i.breaker);
+    set_text(L, "breaker", breakers[i.breaker % 3]);
     set_ms(L, "breaker_left", i.breaker_left_ms);
     set_flag(L, "paused", i.paused);
     set_flag(L, "full", i.full);
     set_flag(L, "draining", i.draining);
+}
+
+void mw_report_status(lua_State *L, mw_pipeline *p) {
+    mw_report_tally(L, mw_pipeline_look(p), mw_pipeline_name(p), mw_pipeline_settings(p)->channel);
 }
 
 /* ---- explain ---- */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "core/ledger.h"
 #include "lua/vm.h"
 
 enum { PERIOD_MS = 10, IDLE_PERIODS = 5, GRACE_MS = 5000 };
@@ -114,7 +115,8 @@ static void on_period(int n) {
     if (d && watch.now >= watch.deadline) {
         mw_delivery_set_late(d);
         arm();
-        if (watch.now >= watch.deadline + GRACE_MS) give_up(d);
+        if (watch.now >= watch.deadline + GRACE_MS && !mw_ledger_on())
+            give_up(d); /* or the supervisor does */
     }
     watch.idle = watch.vm ? 0 : watch.idle + 1;
     if (watch.idle >= IDLE_PERIODS) set_timer(0);
@@ -196,13 +198,20 @@ void mw_vm_limits(mw_vm *vm, bool watched, double memory) {
 
 void mw_vm_enter(mw_vm *vm, mw_delivery *d) {
     mw_alloc_strict(&vm->alloc, true);
+    int64_t left = mw_delivery_left(d);
+    mw_pulse *pulse = mw_pulse_mine;
+    pulse->allow_ms = (uint32_t)left + 1;
+    pulse->entry = mw_delivery_ledger(d);
+    pulse->turn++;
     if (!vm->watched) return;
-    watch.deadline = watch.now + (uint64_t)(mw_delivery_left(d) + PERIOD_MS); /* never too early */
+    watch.deadline = watch.now + (uint64_t)(left + PERIOD_MS); /* never too early */
     watch.current = d;
 }
 
 bool mw_vm_leave(mw_vm *vm, mw_delivery *d) {
     watch.current = NULL;
+    mw_pulse_mine->entry = mw_pulse_mine->allow_ms = 0;
+    mw_pulse_mine->turn++;
     mw_alloc_strict(&vm->alloc, false);
     disarm(vm);
     return d && mw_delivery_late(d);

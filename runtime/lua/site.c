@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/shared.h"
 #include "lua/vm.h"
 #include "lua/deadline.h"
 
@@ -189,8 +190,15 @@ void mw_site_drain(mw_site *s) {
 
 /* ---- generations ---- */
 
+/* Of workers the supervisor counts, so that they agree. */
+static uint32_t next_generation(mw_site *s) {
+    const mw_shared *shared = mw_shared_all();
+    s->generations++;
+    return shared ? __atomic_load_n(&shared->generation, __ATOMIC_ACQUIRE) : s->generations;
+}
+
 mw_vm *mw_site_prepare(mw_site *s) {
-    mw_vm *vm = mw_vm_new(s, ++s->generations);
+    mw_vm *vm = mw_vm_new(s, next_generation(s));
     mw_buf_add(&s->vms, &vm, sizeof vm);
     return vm;
 }

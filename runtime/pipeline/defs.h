@@ -5,7 +5,7 @@
 #include "base/buf.h"
 #include "base/hash.h"
 #include "pipeline/pipeline.h"
-#include "pipeline/timing.h"
+#include "core/tally.h"
 
 typedef enum {
     MW_D_UNKEYED,  /* its lane is not known yet */
@@ -134,10 +134,8 @@ struct mw_pipeline {
     mw_timer breaker_timer;
 
     uint64_t random;
-    mw_counters counters;
     uint32_t unmeasured, measure_after; /* taken since the last one whose time is measured; how many may be */
-    mw_timing timing;
-    mw_rate rate;
+    mw_tally *tally;
 };
 
 /* pipeline.c */
@@ -191,6 +189,7 @@ void mw_settle_simple(mw_delivery *d, mw_settle_op op); /* PARK, RELEASE */
 void mw_outgoing_discard(mw_delivery *d);
 
 /* verdict.c */
+const mw_policy *mw_policy_for(const mw_pipeline *p, const char *class_name);
 void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len);
 void mw_verdict_publish_failed(mw_delivery *d, const mw_error *e);
 

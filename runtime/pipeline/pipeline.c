@@ -70,6 +70,7 @@ mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events ev
     p->loop = mw_link_loop(spec->from);
     p->driver = mw_link_driver(spec->from);
     p->source.pipeline = p;
+    p->tally = mw_tally_new();
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     p->random = mw_hash64(&now, sizeof now);
@@ -95,7 +96,7 @@ void mw_pipeline_disown(mw_pipeline *p, const void *owner) {
 }
 
 void mw_pipeline_pause(mw_pipeline *p, bool pause) {
-    p->stopped = pause;
+    p->stopped = p->tally->paused = pause;
     if (pause) return;
     mw_source_maybe_resume(p);
     mw_pipeline_wake(p);
@@ -112,7 +113,10 @@ int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
                          .lease_ms = p->spec.lease_ms,
                          .source = &p->source};
     p->sub = p->driver->subscribe(mw_link_conn(p->spec.from), &s, e);
-    return p->sub ? 0 : -1;
+    if (!p->sub) return -1;
+    p->tally = mw_tally_share(p->tally, p->spec.name, p->spec.channel);
+    if (p->tally->paused) p->stopped = true; /* the process before was told so */
+    return 0;
 }
 
 void mw_pipeline_free(mw_pipeline *p) {
@@ -135,6 +139,7 @@ void mw_pipeline_free(mw_pipeline *p) {
         free(((mw_delivery **)(void *)p->slabs.data)[i]);
     mw_buf_free(&p->slabs);
     mw_buf_free(&p->settlements);
+    mw_tally_free(p->tally);
     free(p->strings);
     free(p);
 }
@@ -195,13 +200,14 @@ bool mw_pipeline_idle(mw_pipeline *p) {
 void mw_pipeline_set_generation(mw_pipeline *p, uint32_t generation) { p->main.generation = generation; }
 const char *mw_pipeline_name(const mw_pipeline *p) { return p->spec.name; }
 const mw_pipeline_spec *mw_pipeline_settings(const mw_pipeline *p) { return &p->spec; }
-void mw_pipeline_counters(const mw_pipeline *p, mw_counters *out) { *out = p->counters; }
+void mw_pipeline_counters(const mw_pipeline *p, mw_counters *out) { *out = p->tally->counters; }
 uint32_t mw_pipeline_in_flight(const mw_pipeline *p) { return p->in_flight; }
 uint32_t mw_pipeline_running(const mw_pipeline *p) { return p->running; }
 mw_message *mw_delivery_message(const mw_delivery *d) { return d->msg; }
 uint32_t mw_delivery_attempt(const mw_delivery *d) { return d->attempt; }
 mw_pipeline *mw_delivery_pipeline(const mw_delivery *d) { return d->pipeline; }
 bool mw_delivery_fenced(const mw_delivery *d) { return d->fenced; }
+uint32_t mw_delivery_ledger(const mw_delivery *d) { return d->ledger_entry; }
 
 void mw_outlet_wake(mw_outlet *o) { o->events.ready(o->events.owner, o->pipeline); }
 

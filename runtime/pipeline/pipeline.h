@@ -106,3 +106,4 @@ mw_message *mw_delivery_message(const mw_delivery *d);
 uint32_t mw_delivery_attempt(const mw_delivery *d);
 mw_pipeline *mw_delivery_pipeline(const mw_delivery *d);
 bool mw_delivery_fenced(const mw_delivery *d);
+uint32_t mw_delivery_ledger(const mw_delivery *d); /* supervised: its entry in the ledger; 0: none */

@@ -4,7 +4,7 @@
 #include "core/ledger.h"
 #include "pipeline/defs.h"
 
-enum { DEATHS_NEARBY = 16 };
+enum { DEATHS_NEARBY = 64 };
 
 static bool has_room(const mw_pipeline *p, uint32_t count, size_t bytes) {
     return p->in_flight < count && p->in_flight_bytes < bytes;
@@ -49,7 +49,7 @@ static mw_delivery *accept(mw_pipeline *p, const mw_incoming *in) {
     d->not_before = in->not_before;
     p->in_flight++;
     p->in_flight_bytes += mw_message_size(in->msg);
-    p->counters.received++;
+    p->tally->counters.received++;
     return d;
 }
 
@@ -122,7 +122,7 @@ void mw_source_fence(mw_source *s, uint32_t unit) {
     for (mw_delivery *d = p->all, *next; d; d = next) {
         next = d->all_next;
         if (d->fenced || (unit != MW_UNIT_ALL && d->unit != unit)) continue;
-        p->counters.fenced++;
+        p->tally->counters.fenced++;
         d->fenced = true;
         switch ((mw_delivery_state)d->state) {
         case MW_D_RUNNING:

@@ -115,7 +115,7 @@ static void measure(mw_pipeline *p, mw_delivery *d) {
 
 static void measured(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
-    mw_timing_add(&p->timing, mw_loop_mono_ms(p->loop), mw_timing_clock_ns() - d->began_ns, d->weight);
+    mw_timing_add(&p->tally->timing, mw_loop_mono_ms(p->loop), mw_timing_clock_ns() - d->began_ns, d->weight);
     d->began_ns = 0;
 }
 

@@ -168,7 +168,11 @@ static void retry_policy(mw_policy *policy, const char *name, mw_policy_kind kin
 }
 
 /* A spec to change before start(). */
+static mw_shared *shared; /* NULL: nobody supervises */
+static int shared_fd;
+
 static void prepare(void) {
+    if (shared) memset(shared->slot[0].tallies, 0, sizeof shared->slot[0].tallies); /* or it would count on */
     memset(&fake, 0, sizeof fake);
     ready_events = expired_events = closed_events = 0;
     fake_driver.can = QUEUE;
@@ -1826,9 +1830,17 @@ static const test tests[] = {
 /* ---- supervised: this process is worker 0; worker 1 is one that the tests let die ---- */
 
 enum { OF_THE_OTHER = 1000000 };
-static mw_ledger *ledger;
 
-static void die(uint32_t slot, uint32_t suspects) { EQUAL(suspects, mw_ledger_bury(ledger, slot, true, 1)); }
+static void die_by(uint32_t slot, mw_death how, uint32_t suspects) {
+    EQUAL(suspects, mw_ledger_bury(shared, slot, how, 1));
+}
+
+static void die(uint32_t slot, uint32_t suspects) { die_by(slot, MW_DEATH_CRASH, suspects); }
+
+static int crashes_of(uint64_t hash, bool elsewhere) { /* -1: no suspect */
+    mw_suspicion why;
+    return mw_ledger_suspects(hash, elsewhere, &why) ? (int)why.crashes : -1;
+}
 
 static void suspects_that_end(void) {
     begin();
@@ -1855,7 +1867,7 @@ static uint64_t write_down(uint64_t tag) { /* m<tag> of the pipeline "orders", a
     int n = snprintf(id, sizeof id, "m%llu", (unsigned long long)tag);
     uint64_t both[2] = {mw_hash64("orders", 6), mw_hash64(id, (size_t)n)};
     uint64_t hash = mw_hash64(both, sizeof both);
-    mw_ledger_begin(hash, id, (size_t)n);
+    mw_ledger_begin(hash, 0, MW_TALLIES, id, (size_t)n);
     return hash;
 }
 
@@ -1863,7 +1875,7 @@ static void suspect(uint64_t tag, int deaths) {
     for (int i = 1; i <= deaths; i++) {
         uint64_t hash = write_down(tag);
         die(0, 1);
-        EQUAL(i, mw_ledger_deaths(hash, false));
+        EQUAL(i, crashes_of(hash, false));
     }
 }
 
@@ -1915,6 +1927,74 @@ static void suspects_are_buried(void) {
     end();
 }
 
+static void dead_as(const char *class_name, const char *reason) { /* the letter that was published last */
+    mw_parts parts;
+    mw_header h;
+    mw_message_parts(fake.pubs[fake.pub_count - 1].msg, &parts);
+    CHECK(mw_headers_find(parts.headers, parts.headers_len, "mw-dead-class", &h), "no class");
+    CHECK(h.value_len == strlen(class_name) && memcmp(h.value, class_name, h.value_len) == 0, "%.*s",
+          (int)h.value_len, h.value);
+    CHECK(mw_headers_find(parts.headers, parts.headers_len, "mw-dead-reason", &h), "no reason");
+    CHECK(h.value_len == strlen(reason) && memcmp(h.value, reason, h.value_len) == 0, "%.*s",
+          (int)h.value_len, h.value);
+}
+
+/* Whoever kills from outside has to do it thirty times to the same one before that is blamed. */
+static void kills_from_outside(void) {
+    begin();
+    write_down(7);
+    die_by(0, MW_DEATH_KILLED, 1); /* it may have run beside others: it does not count at all */
+    for (int i = 0; i < 3 * MW_KILLS_PER_CRASH - 1; i++) {
+        write_down(7);
+        die_by(0, MW_DEATH_KILLED, 1);
+    }
+    deliver(7, NULL);
+    mw_delivery *seven = take(7);
+    die_by(0, MW_DEATH_KILLED, 1);
+    mw_delivery_ack(seven);
+    deliver(8, NULL);
+    write_down(8);
+    for (int i = 0; i <= 3 * MW_KILLS_PER_CRASH; i++) {
+        write_down(8);
+        die_by(0, MW_DEATH_KILLED, i ? 1 : 2);
+    }
+    take(0);
+    turn();
+    dead_as("crash", "killed its worker 31 times");
+    answer_publish(0, NULL);
+    settled(8, MW_SETTLE_ACK);
+    end();
+}
+
+/* Only the one whose handler computed is to blame, and no more often than its policy allows. */
+static void stuck_one_is_blamed(void) {
+    prepare();
+    spec.policies[0].attempts = 2;
+    start();
+    for (int i = 0; i < 2; i++) {
+        write_down(1);
+        uint64_t hash = write_down(2);
+        for (uint32_t k = 0; k < MW_LEDGER_ENTRIES; k++)
+            if (shared->slot[0].begun.hash[k] == hash) mw_pulse_mine->entry = k + 1;
+        die_by(0, MW_DEATH_STUCK, 1);
+        mw_ledger_reset();
+    }
+    deliver(1, NULL);
+    deliver(2, NULL);
+    mw_delivery_ack(take(1));
+    take(0);
+    turn();
+    dead_as("timeout", "stuck past its timeout 2 times, and its worker was ended");
+    answer_publish(0, NULL);
+    settled(2, MW_SETTLE_ACK);
+    write_down(3);
+    die_by(0, MW_DEATH_STUCK, 1); /* nothing computed: it was stopped from outside */
+    EQUAL(0, crashes_of(write_down(3), false));
+    mw_ledger_reset();
+    die_by(0, MW_DEATH_OURS, 0);
+    end();
+}
+
 static void suspects_in_batches(void) {
     prepare();
     spec.batch_size = 4;
@@ -1959,21 +2039,23 @@ static void suspects_not_noticed_yet(void) {
 static void ledger_full(void) {
     static uint32_t entries[MW_LEDGER_ENTRIES + 8];
     mw_error e;
-    EQUAL(0, mw_ledger_attach(mw_ledger_fd(ledger), 0, &e)); /* all entries are free again */
+    EQUAL(0, mw_shared_attach(shared_fd, 0, &e));
+    mw_ledger_reset(); /* all entries are free again */
     for (uint64_t i = 0; i < MW_LEDGER_ENTRIES + 8; i++) {
-        entries[i] = mw_ledger_begin(
-            i + 1, "some id that is longer than what is kept of it, so that it is cut off", 71);
+        entries[i] =
+            mw_ledger_begin(i + 1, 0, MW_TALLIES,
+                            "some id that is longer than what is kept of it, so that it is cut off", 71);
         EQUAL(i < MW_LEDGER_ENTRIES, entries[i] != 0);
     }
     die(0, MW_LEDGER_ENTRIES);
     die(0, 0);
-    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES; i++) EQUAL(1, mw_ledger_deaths(i + 1, false));
-    EQUAL(-1, mw_ledger_deaths(MW_LEDGER_ENTRIES + 1, true));
+    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES; i++) EQUAL(1, crashes_of(i + 1, false));
+    EQUAL(-1, crashes_of(MW_LEDGER_ENTRIES + 1, true));
     for (uint64_t i = 0; i < MW_LEDGER_ENTRIES + 8; i++) mw_ledger_end(entries[i], i + 1);
-    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES; i++) EQUAL(-1, mw_ledger_deaths(i + 1, true));
-    mw_ledger_begin(5, "x", 1);
-    EQUAL(0, mw_ledger_bury(ledger, 0, false, 1)); /* our own doing: nobody is suspected */
-    EQUAL(-1, mw_ledger_deaths(5, true));
+    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES; i++) EQUAL(-1, crashes_of(i + 1, true));
+    mw_ledger_begin(5, 0, MW_TALLIES, "x", 1);
+    die_by(0, MW_DEATH_OURS, 0); /* our own doing: nobody is suspected */
+    EQUAL(-1, crashes_of(5, true));
 }
 
 static const test supervised_tests[] = {
@@ -1982,20 +2064,25 @@ static const test supervised_tests[] = {
     {"suspects_are_buried", suspects_are_buried},
     {"suspects_in_batches", suspects_in_batches},
     {"suspects_not_noticed_yet", suspects_not_noticed_yet},
+    {"kills_from_outside", kills_from_outside},
+    {"stuck_one_is_blamed", stuck_one_is_blamed},
     {"ledger_full", ledger_full},
     {NULL, NULL},
 };
 
 static int run_supervised(int argc, char **argv) {
     mw_error e;
-    ledger = mw_ledger_new(2, &e);
-    if (!ledger || mw_ledger_attach(mw_ledger_fd(ledger), 1, &e)) abort();
+    shared = mw_shared_new(2, &shared_fd, &e);
+    if (!shared || mw_shared_attach(shared_fd, 1, &e)) abort();
+    shared->used = 2;
+    shared->allowed = 3;
     write_down(OF_THE_OTHER);
-    if (mw_ledger_attach(mw_ledger_fd(ledger), 0, &e)) abort();
-    mw_ledger_allow(ledger, 3);
+    mw_ledger_reset();
+    if (mw_shared_attach(shared_fd, 0, &e)) abort();
     int code = run_tests(tests, argc, argv);
     code |= run_tests(supervised_tests, argc, argv);
-    mw_ledger_free(ledger);
+    mw_shared_free(shared);
+    close(shared_fd);
     return code;
 }
 

@@ -40,7 +40,7 @@ end
 
 function kinds.workers(text)
   local n = kinds.integer(text)
-  if not n or n < 1 or n > 256 then return nil, "a whole number from 1 to 256" end
+  if not n or n > 256 then return nil, "a whole number from 0 to 256" end
   return n
 end
 

@@ -147,9 +147,8 @@ local function open(read)
   return true
 end
 
---- Called by C: `dir`, and `check = true` to stop before anything is opened. `settings = true` does that too and gives
---- the settings; `settings = "workers"` only when the project wants worker processes. `sources = true`: with the
---- settings come the files that were read, packed; `files`: such a text, to read instead of the folder.
+--- Called by C: `dir`, and `check = true` to stop before anything is opened. `sources = true`: with the settings come
+--- the files that were read, packed; `files`: such a text, to read instead of the folder.
 ---@return boolean|nil ok, string|table error or the settings; a text with "!" in front is about a broker
 return function(options)
   if options.jit == "off" then jit.off() end
@@ -164,8 +163,6 @@ return function(options)
   })
   if #read.problems > 0 then return nil, table.concat(read.problems, "\n") end
   if options.check then return true, #read.pipelines end
-  local stop = options.settings
-  if stop == true or stop == "workers" and read.settings.workers then return true, read.settings end
   local memory = fields.bytes(read.settings.memory)
   C.mw_vm_limits(wait.vm, read.settings.watchdog, memory)
   verdict.memory_limit = memory

@@ -10,19 +10,20 @@
 ---   canary_for    seconds        for how long
 ---   canary_least  messages       fewer than so many tell nothing: the trial has failed
 ---   finish        promote | rollback   ends a trial that runs; stands alone
+---   wait          no             answer at once; `status` tells what comes of it
 ---
---- The answer comes at once. While its `state` is "testing" or "canary" the reload is under way, and the command
---- `outcome` tells how it stands; it answers with the same object:
+--- The answer comes when it is over, for each worker:
 ---
----   { ok, reload, state, generation, kept, added, removed, problems, by, failures, canary }
+---   { ok, state, generation, kept, added, removed, problems, by, failures, canary }
 ---
 ---   ok          false: it was refused or rolled back, and the old code serves on
----   reload      which one, counted from 1 in each process; 0: there was none yet
----   state       none | testing | canary | done | refused | rolled_back | busy (a canary runs; it goes on)
----   problems    why, one a line
----   by          what refused it: load | gate | canary | command
+---   state       done | refused | rolled_back | begun (wait=no) | superseded (by another reload, while it was tested)
+---               | busy (a canary runs, and goes on) | none (there is no canary to end)
+---   problems    why, one a line; `by` what: load | gate | canary | drain | command
 ---   failures    of the gate: { name, file, line, message }...
----   canary      the trial's figures, see reloader.lua
+---   canary      { share, pipelines = { { name, messages, failures, old_messages, old_failures }... } }
+---   unchanged   it had nothing against it, but another worker refused
+---   restarted   it did not serve: it starts, with the new code
 local nearest = require "moonwire.internal.nearest"
 
 local M = {}
@@ -54,8 +55,9 @@ local WORDS = {
     return n and n >= 0 and n % 1 == 0 and n or nil
   end, "a number of messages" },
   finish = { choice("promote", "rollback"), "promote or rollback" },
+  wait = { choice "no", "no" },
 }
-local NAMES = { "gate", "gate_limit", "canary", "canary_for", "canary_least", "finish" }
+local NAMES = { "gate", "gate_limit", "canary", "canary_for", "canary_least", "finish", "wait" }
 
 --- The words of a request, for answers.line.
 ---@param request table
