@@ -11,7 +11,7 @@
 
 #include "base/buf.h"
 
-enum { LINE_MAX_BYTES = 4096, PATIENCE_MS = 10000, GUESTS_MOST = 16 };
+enum { LINE_MAX_BYTES = 4096, PATIENCE_MS = 10000, GUESTS_MOST = 64 };
 
 typedef struct guest guest;
 struct guest {
@@ -73,10 +73,19 @@ void mw_control_answer(mw_control *c, uint64_t number, const char *text) {
     writable(&g->io, MW_WRITE); /* at once: the process may be about to end */
 }
 
+/* While it waits for its answer: whoever leaves must not keep others out. What else it says is not heard. */
+static void leaves(mw_io *io, int events) {
+    (void)events;
+    guest *g = mw_container_of(io, guest, io);
+    char ignored[4096];
+    ssize_t n = recv(g->fd, ignored, sizeof ignored, 0);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) dismiss(g);
+}
+
 static void ask(guest *g) {
     g->asked = true;
-    mw_io_stop(&g->io);
     mw_timer_stop(&g->patience);
+    mw_io_start(g->control->loop, &g->io, g->fd, MW_READ, leaves);
     g->control->asked(g->control->owner, g->number, g->in.data);
 }
 

@@ -179,6 +179,7 @@ mw_isolation mw_isolate_ask(mw_delivery *d); /* may it begin now? */
 void mw_isolate_begin(mw_delivery *d);
 void mw_isolate_end(mw_delivery *d);
 void mw_isolate_bury(mw_delivery *d); /* a ready one, out of its list; it is gone afterwards */
+void mw_isolate_settled(void);        /* one is settled: a suspect may have waited for it */
 void mw_isolate_forget(mw_pipeline *p);
 
 /* settle.c */

@@ -9,13 +9,14 @@
 #include "core/ledger.h"
 #include "pipeline/defs.h"
 
-enum { LOOK_AGAIN_MS = 20 };
+enum { LOOK_AGAIN_MS = 20, SETTLE_PATIENCE_MS = 1000 };
 
 static struct {
     uint32_t running;     /* deliveries that handlers of this process have */
     bool alone;           /* one of them is a suspect, so it is the only one */
     mw_pipeline *next;    /* its suspect waits for the others to end */
     mw_pipeline *refused; /* those that were told to wait */
+    uint64_t settling;    /* since when a suspect waits for settlements, monotonic ms; 0: none does */
     mw_timer again;
 } state;
 
@@ -79,6 +80,22 @@ static const char *blamed(const mw_pipeline *p, const mw_suspicion *why) {
     return deaths && deaths >= mw_ledger_allowed() ? "crash" : NULL;
 }
 
+/* What has ended must stand at the broker before a suspect begins: if that kills, it would be handled again.
+ * Not for ever: a broker may be away. */
+static bool must_settle_first(const mw_pipeline *p) {
+    uint64_t now = mw_loop_mono_ms(p->loop);
+    const mw_delivery *d = p->all;
+    while (d && d->state != MW_D_SETTLING) d = d->all_next;
+    if (!state.settling) state.settling = now;
+    if (d && now - state.settling < SETTLE_PATIENCE_MS) return true;
+    state.settling = 0;
+    return false;
+}
+
+void mw_isolate_settled(void) {
+    if (state.settling && state.refused) wake_refused();
+}
+
 mw_isolation mw_isolate_ask(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
     mw_suspicion why;
@@ -89,7 +106,7 @@ mw_isolation mw_isolate_ask(mw_delivery *d) {
     if (state.next && state.next != p && can_go(state.next)) return refuse(p);
     state.next = NULL;
     if (!suspect) return MW_GO;
-    if (state.running) {
+    if (state.running || must_settle_first(p)) {
         state.next = p;
         return refuse(p);
     }
@@ -109,6 +126,7 @@ void mw_isolate_begin(mw_delivery *d) {
     state.alone = true;
     mw_delivery_log(MW_INFO, "suspect runs alone", d);
     mw_log_end();
+    mw_log_flush(); /* its worker may not live to do it */
 }
 
 void mw_isolate_end(mw_delivery *d) {

@@ -26,9 +26,9 @@ struct mw_crew {
     mw_shared *shared;
     mw_crew_events events;
     mw_signal child;
-    int memory;     /* above what it becomes in the worker, so that dup2 does not hit it */
-    long oom_kills; /* of the whole system, as last seen */
-    bool no_more;
+    int memory;            /* above what it becomes in the worker, so that dup2 does not hit it */
+    long oom_kills;        /* of the whole system, as last seen */
+    bool no_more, settled; /* settled: the first worker has read the project */
     mw_hand hands[];
 };
 
@@ -84,6 +84,13 @@ static int run_program(mw_crew *c, int wire, char **argv, char **env, pid_t *pid
     return rc;
 }
 
+static void log_begin(const mw_hand *h) {
+    mw_log_begin(MW_INFO, "worker begins");
+    mw_log_int("worker", h->slot + 1);
+    mw_log_int("pid", h->pid);
+    mw_log_end();
+}
+
 static int above(int fd) { /* moves it out of the way */
     int high = fcntl(fd, F_DUPFD_CLOEXEC, FDS_FROM);
     close(fd);
@@ -122,10 +129,7 @@ static int start(mw_hand *h) {
     h->wire = mw_wire_new(c->loop, ends[0], (mw_wire_events){.heard = said, .closed = hung_up, .owner = h});
     h->up = h->leaving = h->done = h->stuck = false;
     h->since = h->moved = mw_loop_mono_ms(c->loop);
-    mw_log_begin(MW_INFO, "worker begins");
-    mw_log_int("worker", h->slot + 1);
-    mw_log_int("pid", h->pid);
-    mw_log_end();
+    if (c->settled) log_begin(h);
     return 0;
 }
 
@@ -162,6 +166,8 @@ int mw_crew_start(mw_crew *c, mw_error *e) {
 
 int mw_crew_want(mw_crew *c, uint32_t count, mw_error *e) {
     if (count > c->slots) count = c->slots;
+    if (!c->settled && c->hands[0].pid) log_begin(&c->hands[0]);
+    c->settled = true;
     if (count <= c->count || c->no_more) return 0;
     c->count = c->shared->used = count;
     return mw_crew_start(c, e);
@@ -212,6 +218,7 @@ static mw_death death_of(mw_crew *c, const mw_hand *h, int status) {
 }
 
 static void log_end(const mw_hand *h, int status, uint32_t suspects, int64_t wait) {
+    if (!h->crew->settled && WIFEXITED(status)) return; /* it has told why it cannot begin */
     mw_log_begin(status ? MW_WARN : MW_INFO, "worker ended");
     mw_log_int("worker", h->slot + 1);
     mw_log_int("pid", h->pid);

@@ -40,7 +40,7 @@ mw_crew *mw_crew_new(mw_loop *loop, uint32_t slots, uint32_t count, char *const 
                      int shared_fd, mw_crew_events events, mw_error *e);
 void mw_crew_free(mw_crew *c);                             /* kills and reaps what still runs; NULL is fine */
 int mw_crew_start(mw_crew *c, mw_error *e);                /* those that are wanted and not running */
-int mw_crew_want(mw_crew *c, uint32_t count, mw_error *e); /* more than before: starts them */
+int mw_crew_want(mw_crew *c, uint32_t count, mw_error *e); /* the project can be read: so many */
 void mw_crew_no_more(mw_crew *c);                          /* nobody is started again */
 void mw_crew_hurry(mw_crew *c); /* those that wait for their start get it now, and a clean slate */
 uint32_t mw_crew_count(const mw_crew *c);

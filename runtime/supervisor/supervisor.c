@@ -106,6 +106,12 @@ static void take_settings(mw_supervisor *s, const char *text) {
     s->shared->allowed = attempts;
     if (!s->drain_given) s->drain = drain;
     if (s->workers) workers = s->workers;
+    if (!s->settled) {
+        mw_log_begin(MW_INFO, "supervising");
+        mw_log_int("workers", workers);
+        mw_log_text("version", MW_VERSION);
+        mw_log_end();
+    }
     if (!s->settled && mw_crew_want(s->crew, workers, &e)) {
         mw_log_begin(MW_ERROR, "not all workers can be started");
         mw_log_text("error", e.text);

@@ -188,7 +188,7 @@ describe("a handler that computes past its timeout", function()
     assert.equal(1, s.trace:count "done")
   end)
 
-  it("ends the process when a C function does not come back; the message comes back as attempt 2", function()
+  it("ends a process that nobody supervises when a C function does not come back; the message comes back as attempt 2", function()
     local s = scene { settings = "timeout = 0.2, retry = { attempts = 5 },", handler = [[
       function M.handle(msg)
         trace("begin", msg)
@@ -199,7 +199,7 @@ describe("a handler that computes past its timeout", function()
         trace("done", msg)
       end]] }
     s.broker:publish("in", { { "x", id = "m1", key = "a" }, { "y", id = "m2", key = "b" } })
-    local child = s.start()
+    local child = s.start("--workers", "0")
     assert.equal(70, child:wait(20 * late), child:stderr())
     assert.matches('level=error msg="stuck in a C call past its timeout: the process ends" pipeline="p" id="m1"',
       child:stderr(), 1, true)

@@ -30,7 +30,6 @@ return function(verb, values)
   local dir = project.dir(values.DIR)
   local path, err = core.control_path(dir)
   if not path then log.warn("no control socket: reload by signal only", { error = err }) end
-  log.info("supervising", { workers = values.workers, version = core.version })
   local code, why = core.supervise {
     workers = values.workers, argv = words(verb, values, dir), drain = values.drain, once = values.once,
     watch = values.watch and dir, control = path,
