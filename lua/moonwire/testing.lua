@@ -12,6 +12,7 @@ local assertions = require "moonwire.testing.assertions"
 local browse = require "moonwire.testing.channel"
 local core = require "moonwire.core"
 local fakes = require "moonwire.testing.fakes"
+local files = require "moonwire.internal.config.files"
 local ffi = require "ffi"
 local nearest = require "moonwire.internal.nearest"
 local project = require "moonwire.internal.config.project"
@@ -101,7 +102,9 @@ end
 --- The app reads the project in a state of its own; this one reads it too, to know which channel is on which
 --- connection.
 local function look(self, level)
-  local read = project.read(self.dir, { rewrite = self.rewrite, overrides = self.env })
+  local given = files.given_for(self.dir)
+  local read = project.read(self.dir, { rewrite = self.rewrite, overrides = self.env,
+    files = given and files.unpack(given) })
   if #read.problems > 0 then error(("%s:\n%s"):format(self.dir, table.concat(read.problems, "\n")), level) end
   self.places, self.readers, self.links, self.pipelines = {}, {}, {}, {}
   local failure = ffi.new "mw_failure"
@@ -121,7 +124,7 @@ local function look(self, level)
 end
 
 local function load(self, level)
-  local options = { dir = self.dir, rewrite = self.rewrite }
+  local options = { dir = self.dir, rewrite = self.rewrite, files = files.given_for(self.dir) }
   for name, value in pairs(self.env) do options["env." .. name] = tostring(value) end
   local app = core.app()
   local ok, err = app:load(options)

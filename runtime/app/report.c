@@ -115,13 +115,14 @@ static void set_mark(lua_State *L, mw_mark mark) {
 }
 
 /* `of`: a message of the lane whose place in it is asked for, or NULL */
-static void set_lane(lua_State *L, const mw_lane_view *v, const mw_delivery *of) {
+static void set_lane(lua_State *L, const mw_pipeline *p, const mw_lane_view *v, const mw_delivery *of) {
     char hash[20];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)v->lane);
     lua_newtable(L);
     set_text(L, "hash", hash);
     set_mark(L, v->mark);
     set_flag(L, "parked", v->parked);
+    set_flag(L, "canary", mw_pipeline_would_try(p, v->lane));
     set_number(L, "waiting", v->waiting);
     if (v->holder) {
         push_delivery(L, v->holder);
@@ -188,9 +189,9 @@ void mw_report_explain(lua_State *L, mw_pipeline *p, const char *what, size_t le
         mw_delivery_look(d, &v);
         if (!v.lane) return;
         mw_lane_look(p, v.lane, &lane);
-        set_lane(L, &lane, d);
+        set_lane(L, p, &lane, d);
     } else if (lanes) {
         mw_lane_look(p, mw_hash64(what, len), &lane);
-        if (lane.holder || lane.mark) set_lane(L, &lane, NULL);
+        if (lane.holder || lane.mark) set_lane(L, p, &lane, NULL);
     }
 }

@@ -160,13 +160,25 @@ static void sampled(void *data, lua_State *L, int samples, int state) {
     (void)data, (void)L, (void)samples, (void)state;
 }
 
+static bool compiles(lua_State *L) {
+    int top = lua_gettop(L);
+    lua_getglobal(L, "jit");
+    lua_getfield(L, -1, "status");
+    bool on = lua_pcall(L, 0, 1, 0) == 0 && lua_toboolean(L, -1);
+    lua_settop(L, top);
+    return on;
+}
+
 void mw_deadline_own(mw_vm *vm) {
     if (!vm->watched) return;
     if (watch.owner && watch.owner->retired) mw_deadline_disown(watch.owner);
-    if (watch.owner) { /* another app's in this process */
+    if (watch.owner && watch.owner != vm) { /* the current one's, while this is on trial; or another app's */
+        vm->interpreted = vm->interpreted || compiles(vm->L);
         luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
         return;
     }
+    if (vm->interpreted) luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
+    vm->interpreted = false;
     watch.owner = vm;
     luaJIT_profile_start(vm->L, "li2000000", sampled, NULL);
     setitimer(ITIMER_PROF, &(struct itimerval){0}, NULL); /* the signal comes from us only */

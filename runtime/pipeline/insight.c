@@ -50,7 +50,7 @@ const mw_tally *mw_pipeline_look(mw_pipeline *p) {
                         .full = p->in_flight >= p->spec.buffer_count ||
                                 p->in_flight_bytes >= p->spec.buffer_bytes,
                         .draining = p->draining,
-                        .generation = p->generation};
+                        .generation = p->main.generation};
     if (!p->sub || !p->driver->depth(p->sub, &out->depth)) out->depth = (mw_depth){0};
     for (const mw_delivery *d = p->all; d; d = d->all_next) {
         mw_parts parts;

@@ -63,7 +63,8 @@ static uint64_t hash_of(const mw_delivery *d) { /* two pipelines have each a mes
 }
 
 static bool can_go(const mw_pipeline *p) {
-    return p->ready_count && p->breaker != MW_OPEN && !p->draining && p->running < p->spec.concurrency;
+    return p->main.ready_count + p->trial.ready_count && p->breaker != MW_OPEN && !p->draining &&
+           p->running < p->spec.concurrency;
 }
 
 /* Being stuck counts as the timeout that it is: no more often than its policy allows. */

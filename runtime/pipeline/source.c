@@ -72,10 +72,11 @@ void mw_source_deliver(mw_source *s, const mw_incoming *in, size_t count) {
     }
     /* A driver that used up the room it was told of need not ask again: it is called when there is some. */
     if (!has_room(p, p->spec.buffer_count, p->spec.buffer_bytes)) p->paused = true;
-    if (p->ready_count || p->unkeyed.first) mw_pipeline_wake(p);
+    if (p->main.ready_count || p->trial.ready_count || p->unkeyed.first) mw_pipeline_wake(p);
 }
 
-mw_delivery *mw_pipeline_unkeyed(mw_pipeline *p) { return p->unkeyed.first; }
+/* By the current generation's key alone: two would give one message two lanes. */
+mw_delivery *mw_pipeline_unkeyed(mw_pipeline *p) { return p->turn == &p->main ? p->unkeyed.first : NULL; }
 
 void mw_delivery_set_lane(mw_delivery *d, const char *key, size_t len, bool has_key) {
     mw_list_remove(&d->pipeline->unkeyed, d);

@@ -33,6 +33,7 @@ void mw_delivery_ack(mw_delivery *d) {
     if (!still_ours(d)) return;
     mw_pipeline *p = d->pipeline;
     p->tally->counters.handled++;
+    if (p->trial_below) mw_trial_count(d, false);
     if (p->breaker == MW_HALF_OPEN) mw_breaker_success(p);
     if (d->replay) d->mark = MW_MARK_NONE; /* takes effect with the ack, here and at the broker */
     mw_settle_ack(d);
@@ -41,6 +42,7 @@ void mw_delivery_ack(mw_delivery *d) {
 void mw_delivery_drop(mw_delivery *d, const char *reason, size_t reason_len) {
     if (!still_ours(d)) return;
     d->pipeline->tally->counters.dropped++;
+    mw_trial_count(d, false);
     if (d->replay) d->mark = MW_MARK_NONE; /* done with, one way or the other: its key goes on */
     mw_outgoing_discard(d);
     mw_delivery_log(MW_INFO, "dropped", d);
@@ -152,6 +154,7 @@ static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_te
 void mw_delivery_retry(mw_delivery *d, int64_t after_ms, const char *class_name, const char *reason,
                        size_t reason_len) {
     if (!still_ours(d)) return;
+    mw_trial_count(d, true);
     mw_text *error = mw_text_new(reason, clip(reason, reason_len));
     fail(d, after_ms, class_name, error);
     mw_text_unref(error);
@@ -159,6 +162,7 @@ void mw_delivery_retry(mw_delivery *d, int64_t after_ms, const char *class_name,
 
 void mw_delivery_reject(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len) {
     if (!still_ours(d)) return;
+    mw_trial_count(d, true);
     mw_breaker_success(d->pipeline);
     reason_len = clip(reason, reason_len);
     mw_text_unref(d->error);
@@ -173,6 +177,7 @@ void mw_verdict_publish_failed(mw_delivery *d, const mw_error *e) {
     int n = snprintf(reason, sizeof reason, "publish: %s", e->text);
     mw_text *error = mw_text_new(reason, (size_t)n);
     d->pipeline->tally->counters.handled--;
+    mw_trial_recount(d);
     d->mark = MW_MARK_KEEP;
     fail(d, -1, e->retryable ? "transient" : "invalid", error);
     mw_text_unref(error);

@@ -216,6 +216,12 @@ static int l_sleep(lua_State *L) {
     return lua_yield(L, 0);
 }
 
+/* start(line): another command, whose answer nobody waits for */
+static int l_start(lua_State *L) {
+    mw_desk_ask(desk_of(L), 0, luaL_checkstring(L, 1));
+    return 0;
+}
+
 static void push_worker(lua_State *L, mw_supervisor *s, const mw_hand *h) {
     uint64_t now = mw_loop_mono_ms(s->loop);
     const mw_begun *on = mw_ledger_current(s->shared, h->slot);
@@ -349,10 +355,19 @@ static int l_notify(lua_State *L) {
 /* ---- life ---- */
 
 mw_desk *mw_desk_new(mw_supervisor *s) {
-    static const luaL_Reg functions[] = {
-        {"round", l_round},           {"sleep", l_sleep},   {"workers", l_workers}, {"tallies", l_tallies},
-        {"begun", l_begun},           {"drain", l_drain},   {"hurry", l_hurry},     {"restart", l_restart},
-        {"generation", l_generation}, {"notify", l_notify}, {"pause", l_pause},     {NULL, NULL}};
+    static const luaL_Reg functions[] = {{"round", l_round},
+                                         {"sleep", l_sleep},
+                                         {"workers", l_workers},
+                                         {"tallies", l_tallies},
+                                         {"begun", l_begun},
+                                         {"drain", l_drain},
+                                         {"hurry", l_hurry},
+                                         {"restart", l_restart},
+                                         {"generation", l_generation},
+                                         {"notify", l_notify},
+                                         {"pause", l_pause},
+                                         {"start", l_start},
+                                         {NULL, NULL}};
     mw_desk *d = calloc(1, sizeof *d);
     if (!d) abort();
     d->s = s;

@@ -2,7 +2,8 @@
  * workers and puts their answers together. A worker that does not answer in time is told as late; nothing
  * waits longer than it says. What the function gets as `s`: s.round(line, seconds, which) -> { { worker, pid,
  * state, text }... }  asks all that run, or those whose number is true in `which`; state: answered | late |
- * gone (it died meanwhile) | absent (not asked) s.sleep(seconds) s.workers() -> { { worker, pid, state,
+ * gone (it died meanwhile) | absent (not asked) s.sleep(seconds) s.start(line) begins another
+ * command s.workers() -> { { worker, pid, state,
  * since, restarts, still, starts_in, pipeline, id }... } s.tallies(worker) -> { pipeline... }  as status
  * tells them, from the shared memory s.begun(worker, what) -> { { pipeline, id }... }  what it has begun of
  * that id or key s.generation([next]) -> number        of what is read next s.pause(worker, pipeline | nil,

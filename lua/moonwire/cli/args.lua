@@ -58,6 +58,14 @@ function kinds.rate(text)
   return n / per
 end
 
+function kinds.share(text)
+  local number, percent = text:match "^(%d*%.?%d+)(%%?)$"
+  local n = tonumber(number)
+  n = n and (percent == "%" and n / 100 or n)
+  if not n or n <= 0 or n >= 1 then return nil, "a share such as 5% or 0.05, more than nothing and less than all" end
+  return n
+end
+
 function kinds.header(text)
   local name, value = text:match "^([^=%c]+)=(.*)$"
   if not name then return nil, "NAME=VALUE" end

@@ -3,6 +3,7 @@
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
 local fields = require "moonwire.internal.config.fields"
+local files = require "moonwire.internal.config.files"
 local ffi = require "ffi"
 local json = require "moonwire.json"
 local message = require "moonwire.internal.message"
@@ -146,7 +147,8 @@ local function open(read)
   return true
 end
 
---- Called by C: `dir`, and `check = true` to stop before anything is opened.
+--- Called by C: `dir`, and `check = true` to stop before anything is opened. `sources = true`: with the settings come
+--- the files that were read, packed; `files`: such a text, to read instead of the folder.
 ---@return boolean|nil ok, string|table error or the settings; a text with "!" in front is about a broker
 return function(options)
   if options.jit == "off" then jit.off() end
@@ -156,7 +158,9 @@ return function(options)
     local variable = type(name) == "string" and name:match "^env%.(.+)$"
     if variable then overrides[variable] = value end
   end
-  local read = project.read(options.dir, { rewrite = options.rewrite, overrides = overrides })
+  local read = project.read(options.dir, {
+    rewrite = options.rewrite, overrides = overrides, files = options.files and files.unpack(options.files),
+  })
   if #read.problems > 0 then return nil, table.concat(read.problems, "\n") end
   if options.check then return true, #read.pipelines end
   local memory = fields.bytes(read.settings.memory)
@@ -168,5 +172,6 @@ return function(options)
     ok, err = build(p)
     if not ok then return nil, ("%s:%d: %s: %s"):format(p.where.file, p.where.line, p.where.what, err) end
   end
+  if options.sources then read.settings.sources = files.pack(read.sandbox.files) end
   return true, read.settings
 end

@@ -29,7 +29,9 @@ local function flatten(found)
       for _, w in ipairs(one.reply.workers) do
         local reply = w.reply
         w.reply = nil
-        answers[#answers + 1] = { pid = w.pid, worker = w.worker, supervisor = one.pid, state = w, reply = reply }
+        local pid = w.pid
+        if not w.worker then pid = one.pid end -- it runs alone, and answered as its only worker
+        answers[#answers + 1] = { pid = pid, worker = w.worker, supervisor = one.pid, state = w, reply = reply }
       end
     else
       answers[#answers + 1] = one

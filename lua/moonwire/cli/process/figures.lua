@@ -14,6 +14,18 @@ local function highest(a, b) return a and b and math.max(a, b) or a or b end
 -- What is ready is counted by each process as all that is not settled, less what it has itself.
 local function unsettled_at_broker(p) return p.lag and p.lag + (p.unsettled or 0) end
 
+-- Of a canary: both generations' messages; the time that is left to the last of them.
+local function add_canary(total, c)
+  if not c then return end
+  local sum = total.canary or { generation = 0, share = c.share, left = 0, messages = 0, failures = 0,
+    old_messages = 0, old_failures = 0 }
+  for _, name in ipairs { "messages", "failures", "old_messages", "old_failures" } do
+    sum[name] = sum[name] + (c[name] or 0)
+  end
+  sum.generation, sum.left = math.max(sum.generation, c.generation), math.max(sum.left, c.left)
+  total.canary = sum
+end
+
 local function add(total, p, stale)
   for _, name in ipairs(SUMS) do total[name] = (total[name] or 0) + (p[name] or 0) end
   for _, name in ipairs(HIGHEST) do total[name] = highest(total[name], p[name]) end
@@ -27,6 +39,7 @@ local function add(total, p, stale)
   total.paused_in = (total.paused_in or 0) + (p.paused and 1 or 0)
   total.draining_in = (total.draining_in or 0) + (p.draining and 1 or 0)
   total.full = total.full or p.full
+  add_canary(total, p.canary)
 end
 
 local function finish(total)
@@ -102,6 +115,13 @@ function M.bytes(n)
   return ("%.1fGB"):format(n)
 end
 
+local function share(n) return ("%.3g%%"):format(n * 100) end
+
+local function canary_text(c)
+  return ("canary %d at %s: %d failed of %d, old %d of %d, %s left"):format(c.generation, share(c.share), c.failures,
+    c.messages, c.old_failures, c.old_messages, M.seconds(c.left))
+end
+
 local function partly(word, some, all)
   return some and all and some < all and ("%s in %d of %d"):format(word, some, all) or word
 end
@@ -111,6 +131,7 @@ end
 function M.state(p)
   local words = {}
   if p.draining then words[#words + 1] = "draining" end
+  if p.canary then words[#words + 1] = canary_text(p.canary) end
   if p.paused then words[#words + 1] = partly("paused", p.paused_in, p.processes) end
   if p.breaker == "open" then words[#words + 1] = "outage, tries in " .. M.seconds(p.breaker_left or 0) end
   if p.breaker == "half-open" then words[#words + 1] = "outage, trying one" end

@@ -67,6 +67,12 @@ local function conditions(add, p)
     add("The buffer of pipeline %s is full (%d messages, %s): nothing is fetched until some are settled.", p.name,
       p.in_flight, figures.bytes(p.in_flight_bytes))
   end
+  local c = p.canary
+  if c then
+    local among = p.lane and (p.lane.canary and "; this key is among them" or "; this key is not among them") or ""
+    add("A canary runs in pipeline %s: generation %d handles %.3g%% of the keys%s.", p.name, c.generation,
+      c.share * 100, among)
+  end
   if p.running >= p.concurrency then add("All %d handlers of pipeline %s are busy.", p.concurrency, p.name) end
 end
 
@@ -179,7 +185,12 @@ end
 ---@return string[]
 function M.of(what, pipelines, results)
   local sentences, shown, nothing = {}, out.plain(what), true
-  local function add(text, ...) sentences[#sentences + 1] = text:format(...) end
+  local told = {}
+  local function add(text, ...) -- what holds for all workers is told once
+    local sentence = text:format(...)
+    if not told[sentence] then sentences[#sentences + 1] = sentence end
+    told[sentence] = true
+  end
   for _, p in ipairs(pipelines) do
     local found = true
     if p.message then message(add, p)

@@ -14,7 +14,7 @@ local LEVELS = { debug = 0, info = 1, warn = 2, error = 3 }
 -- What a supervisor does not need is required where it is used.
 local function load(app, values)
   local url = values.broker and require "moonwire.cli.broker.link".absolute(values.broker)
-  local ok, result = app:load { dir = project.dir(values.DIR), jit = values.jit, broker = url }
+  local ok, result = app:load { dir = project.dir(values.DIR), jit = values.jit, broker = url, sources = true }
   if ok then return result end
   local trouble = result:match "^!(.*)"
   if trouble then fail.raise(fail.UNAVAILABLE, trouble) end
@@ -48,6 +48,15 @@ local function supervise(values)
   return code
 end
 
+--- How it is reached: by its supervisor, or, alone, by everybody.
+local function doors_of(app, values, dir, answers)
+  if values.slot then
+    return { command = answers.of(app, { dir = dir, gate = values.gate, worker = values.slot }) }
+  end
+  local of = { dir = dir, gate = values.gate, reload_state = require "moonwire.cli.process.reloading".state }
+  return require "moonwire.cli.process.lone"(app, answers.of(app, of))
+end
+
 local function work(values)
   local app = core.app()
   local settings = load(app, values)
@@ -56,11 +65,14 @@ local function work(values)
   if not ok then fail.raise(fail.UNAVAILABLE, err) end
   log.info("started", { pipelines = #app:status(), version = core.version, generation = app:generation() })
   local dir = project.dir(values.DIR)
+  local answers = require "moonwire.cli.process.answers"
+  local doors = doors_of(app, values, dir, answers)
   local code, why = app:run {
     once = values.once, drain = values.drain or settings.drain, watch = values.watch and dir,
-    control = not values.slot and control_of(dir) or nil,
-    command = require "moonwire.cli.process.answers".of(app, values.slot),
+    control = not values.slot and control_of(dir) or nil, command = doors.command, changed = doors.changed,
+    beat = doors.beat,
   }
+  answers.stop()
   if not code then fail.raise(fail.FAILED, why) end
   summarise(app)
   app:close()
@@ -86,6 +98,8 @@ verb = {
   flags = {
     { "once", nil, "end when there is nothing left to do: all is settled, nothing is waiting for a retry" },
     { "watch", nil, "reload when a Lua or JSON file or .env of the project changes", short = "w" },
+    { "gate", "WHAT", "spec: reloads run the project's specs first, and those that fail refuse it",
+      of = { "spec", "none" } },
     { "workers", "N", "keep N worker processes running (default: the project's, 1); 0: none, do it all in this one",
       kind = "workers" },
     { "broker", "URL", "use this broker: sets BROKER_URL for the project", short = "b" },

@@ -27,7 +27,7 @@ local function print_json(answers, each)
     if (answer.reply.generation or 0) > (newest.generation or -1) then newest = answer.reply end
   end
   out.json { pid = #pids == 1 and pids[1] or nil, pids = json.array(pids), generation = newest.generation,
-    version = newest.version, workers = json.array(workers), pipelines = json.array(figures.totals(answers)) }
+    version = newest.version, reload = newest.reload, workers = json.array(workers), pipelines = json.array(figures.totals(answers)) }
 end
 
 local function run(values)

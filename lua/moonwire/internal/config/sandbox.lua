@@ -2,6 +2,7 @@
 --- accident is an error. It
 --- keeps honest people from accidents; it is not a prison for hostile code.
 local C = require "moonwire.internal.cdef"
+local files = require "moonwire.internal.config.files"
 local nearest = require "moonwire.internal.nearest"
 local wait = require "moonwire.internal.wait"
 
@@ -93,22 +94,15 @@ local function guard(world)
   return setmetatable(world, { __index = unknown, __newindex = stray, __metatable = "protected" })
 end
 
-local function read_file(path)
-  local file, err = io.open(path, "rb")
-  if not file then return nil, err end
-  local text, why = file:read "*a"
-  file:close()
-  return text, why
-end
-M.read_file = read_file
-
 --- One world per project.
 ---@param dir string the project's folder
 ---@param builtin fun(name: string): any modules that are given, by name; nil when unknown
-function M.new(dir, builtin)
+---@param texts table|nil files that were read before, see files.lua
+function M.new(dir, builtin, texts)
   local world = standard()
   local loaded, loading = {}, {}
-  local self = { world = world, files = {} }
+  local reader = files.new(dir, texts)
+  local self = { world = world, files = reader.seen, read = reader.read }
 
   --- Compiles text; bytecode is refused.
   function self.compile(text, chunkname)
@@ -120,9 +114,8 @@ function M.new(dir, builtin)
   end
 
   function self.load_file(relative)
-    local text, err = read_file(dir .. "/" .. relative)
+    local text, err = reader.read(relative)
     if not text then return nil, err end
-    self.files[relative] = text
     return self.compile(text, relative)
   end
 
@@ -130,11 +123,7 @@ function M.new(dir, builtin)
   function self.find(name)
     local path = name:gsub("%.", "/")
     for _, relative in ipairs { path .. ".lua", path .. "/init.lua", "lua/" .. path .. ".lua" } do
-      local file = io.open(dir .. "/" .. relative, "rb")
-      if file then
-        file:close()
-        return relative
-      end
+      if reader.exists(relative) then return relative end
     end
     return nil
   end
