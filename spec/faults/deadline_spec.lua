@@ -188,7 +188,7 @@ describe("a handler that computes past its timeout", function()
     assert.equal(1, s.trace:count "done")
   end)
 
-  it("ends a process that nobody supervises when a C function does not come back; the message comes back as attempt 2", function()
+  it("ends a process that nobody supervises when a C function does not come back; its message comes again", function()
     local s = scene { settings = "timeout = 0.2, retry = { attempts = 5 },", handler = [[
       function M.handle(msg)
         trace("begin", msg)
