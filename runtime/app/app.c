@@ -1,7 +1,6 @@
 #include "app/app.h"
 
 #include <lauxlib.h>
-#include <luajit.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include "base/log.h"
 #include "core/shared.h"
 #include "lua/core.h"
+#include "lua/deadline.h"
 #include "lua/vm.h"
 #include "pipeline/insight.h"
 #include "supervisor/worker.h"
@@ -74,15 +74,13 @@ static void copy_table(lua_State *from, int at, lua_State *to) {
     }
 }
 
-/* Leaves the function that reads projects on the stack. What loading leaves behind is not worth collecting,
- * nor worth compiling: both would take a third of the time. */
+/* Leaves the function that reads projects on the stack. What loading leaves behind is not worth collecting:
+ * it would take a part of the time. (Nor is it worth compiling, see mw_deadline_read.) */
 static bool load_library(lua_State *G, mw_error *e) {
     lua_gc(G, LUA_GCSTOP, 0);
-    luaJIT_setmode(G, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
     lua_getglobal(G, "require");
     lua_pushliteral(G, "moonwire.internal.boot");
     bool ok = mw_vm_call(G, 1, 1, e) == 0;
-    luaJIT_setmode(G, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
     lua_gc(G, LUA_GCRESTART, 0);
     return ok;
 }
@@ -94,11 +92,15 @@ static bool load(app *a, lua_State *L, int options) {
     if (a->next) mw_site_reject(a->site, a->next);
     a->next = mw_site_prepare(a->site);
     lua_State *G = a->next->L;
+    mw_reading reading = mw_deadline_read(a->next);
     bool ok = load_library(G, &e);
     if (ok) {
         copy_table(L, options, G);
         ok = mw_vm_call(G, 1, 2, &e) == 0;
     }
+    lua_getfield(L, options, "jit");
+    mw_deadline_read_end(a->next, reading, !lua_isstring(L, -1) || strcmp(lua_tostring(L, -1), "off") != 0);
+    lua_pop(L, 1);
     if (ok) {
         copy_value(G, -2, L);
         if (lua_istable(G, -1))

@@ -27,8 +27,9 @@ static struct {
     mw_vm *volatile vm;            /* whose tick runs */
     mw_delivery *volatile current; /* whose handler runs */
     volatile uint64_t deadline;
-    volatile sig_atomic_t armed; /* the hook is set in vm */
-    mw_vm *owner;                /* of the profiler */
+    volatile uint64_t read_until; /* a project is read in vm, and may be until then; 0: none is */
+    volatile sig_atomic_t armed;  /* the hook is set in vm */
+    mw_vm *owner;                 /* of the profiler */
 } watch;
 
 static uint64_t mono_ms(void) {
@@ -56,9 +57,17 @@ static bool too_much(mw_vm *vm) {
     return false;
 }
 
+static void push_read_too_long(lua_State *L, lua_Debug *ar) {
+    lua_getinfo(L, "l", ar);
+    lua_pushfstring(L, "%s:%d: still not read after %d s", ar->short_src, ar->currentline,
+                    MW_READ_LIMIT_MS / 1000);
+}
+
 static void hook(lua_State *L, lua_Debug *ar) {
     if (in_library(L, ar)) return;
-    if (watch.armed && watch.current)
+    if (watch.armed && watch.read_until)
+        push_read_too_long(L, ar);
+    else if (watch.armed && watch.current)
         lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.deadline"); /* allocates nothing */
     else if (watch.vm->crowded && too_much(watch.vm))
         lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.memory");
@@ -118,6 +127,7 @@ static void on_period(int n) {
         if (watch.now >= watch.deadline + GRACE_MS && !mw_ledger_on())
             give_up(d); /* or the supervisor does */
     }
+    if (watch.read_until && watch.now >= watch.read_until) arm();
     watch.idle = watch.vm ? 0 : watch.idle + 1;
     if (watch.idle >= IDLE_PERIODS) set_timer(0);
     errno = kept;
@@ -133,6 +143,15 @@ static void make_timer(void) {
     mw_log_begin(MW_ERROR, "no timer: handlers that compute past their timeout are not ended");
     mw_log_text("error", strerror(errno));
     mw_log_end();
+}
+
+static void run_timer(void) {
+    if (watch.running) return;
+    if (!watch.made) make_timer();
+    if (!watch.made) return;
+    watch.now = mono_ms();
+    watch.idle = 0;
+    set_timer(PERIOD_MS);
 }
 
 /* ---- whose turn it is ---- */
@@ -175,18 +194,31 @@ void mw_deadline_disown(mw_vm *vm) {
 mw_vm *mw_deadline_begin(mw_vm *vm) {
     mw_vm *before = watch.vm;
     watch.vm = vm;
-    if (!vm->watched || watch.running) return before;
-    if (!watch.made) make_timer();
-    if (!watch.made) return before;
-    watch.now = mono_ms();
-    watch.idle = 0;
-    set_timer(PERIOD_MS);
+    if (vm->watched) run_timer();
     return before;
 }
 
 void mw_deadline_end(mw_vm *before) {
     mw_vm_leave(watch.vm, NULL);
     watch.vm = before;
+}
+
+/* ---- reading ---- */
+
+mw_reading mw_deadline_read(mw_vm *vm) {
+    mw_reading r = {.before = watch.vm};
+    luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* compiled code would not look */
+    watch.vm = vm;
+    watch.read_until = mono_ms() + MW_READ_LIMIT_MS;
+    run_timer();
+    return r;
+}
+
+void mw_deadline_read_end(mw_vm *vm, mw_reading r, bool compile) {
+    watch.read_until = 0;
+    disarm(vm);
+    watch.vm = r.before;
+    if (compile) luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
 }
 
 /* ---- for Lua ---- */

@@ -53,7 +53,7 @@ static void look(mw_timer *t) {
     mw_hand *h;
     for (uint32_t i = 0; (h = mw_crew_hand(v->crew, i)); i++) {
         if (late) h->moved = now;
-        if (h->pid && !h->stuck && !h->leaving) look_at(v, h, now);
+        if (h->pid && !h->stuck) look_at(v, h, now);
     }
     mw_timer_start(v->loop, &v->look, LOOK_MS, look);
 }

@@ -3,6 +3,7 @@
 local broker = require "spec.support.broker"
 local clock = require "spec.support.wait"
 local process = require "spec.support.process"
+local project = require "spec.support.project"
 local supervised = require "spec.support.supervised"
 local C = require "moonwire.internal.cdef"
 
@@ -129,5 +130,19 @@ describe("a worker that is stuck", function()
     assert.equal(0, (s.child:stop(20)), s.child:stderr())
     assert.equal(0, #b:messages "in.dead")
     assert.equal(1, s:count "because=stuck")
+  end)
+
+  it("is not what a project becomes that never ends being read: it is refused, and the old code serves on", function()
+    local s = supervised.scene { handler = HANDLER }
+    s:start()
+    s:see "all workers started"
+    project.write(s.dir .. "/handlers/p.lua", project.handler "while true do pcall(function() while true do end end) end")
+    local refused = s:ask "reload"
+    assert.equal(78, refused.code, refused.stdout)
+    assert(refused.stderr:find "worker 1: [^\n]*handlers/p.lua:%d+: still not read after 10 s", refused.stderr)
+    s:publish { { id = "m1" } }
+    clock.until_(function() return s.trace:count "done" == 1 end, 15 * late, "the message")
+    assert.equal(0, (s.child:stop(20)), s.child:stderr())
+    assert.equal(1, s:count "worker begins", s.child:stderr())
   end)
 end)

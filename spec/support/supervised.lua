@@ -36,8 +36,9 @@ function Scene:count(pattern)
   return n
 end
 
--- The pid of worker K as it is now.
+-- The pid of worker K as it is now. The supervisor writes it down, perhaps a moment after the worker's own first line.
 function Scene:pid(worker)
+  self:see('msg="worker begins" worker=' .. worker .. " pid=%d+")
   local pid
   for found in self.child:stderr():gmatch('msg="worker begins" worker=' .. worker .. " pid=(%d+)") do pid = found end
   return tonumber(pid)
