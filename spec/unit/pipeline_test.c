@@ -1772,7 +1772,272 @@ static void soak_fences(void) {
     soak_run(0, true);
 }
 
+/* ---- canaries ---- */
+
+static int old_owner, new_owner; /* two generations */
+static uint32_t old_running, new_running;
+static int new_events;
+
+static void on_new_ready(void *owner, mw_pipeline *which) {
+    (void)which;
+    CHECK(owner == &new_owner, "the wrong one is told");
+    new_events++;
+}
+
+static void start_owned(void) {
+    start();
+    mw_pipeline_events of_old = events;
+    of_old.owner = &old_owner;
+    of_old.running = &old_running;
+    mw_pipeline_adopt(p, &spec, of_old);
+    mw_pipeline_set_generation(p, 7);
+    old_running = new_running = 0;
+    new_events = 0;
+}
+
+static mw_pipeline_events of_new(void) {
+    return (mw_pipeline_events){.ready = on_new_ready,
+                                .expired = on_expired,
+                                .closed = on_closed,
+                                .owner = &new_owner,
+                                .running = &new_running};
+}
+
+static void turn_of(const void *owner) { mw_pipeline_turn(p, owner); }
+
+/* A key, written into the buffer, that the trial gets or does not get. */
+static const char *key_for(bool trial, int n, char out[16]) {
+    for (int i = 0;; i++) {
+        snprintf(out, 16, "key-%d", i);
+        if (mw_pipeline_would_try(p, lane(out)) == trial && n-- == 0) return out;
+    }
+}
+
+static void trial_shares_by_key(void) {
+    prepare();
+    spec.concurrency = 1000;
+    start_owned();
+    mw_pipeline_try(p, of_new(), 8, 0.25, 99);
+    int theirs = 0;
+    for (uint64_t i = 1; i <= 400; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "k%llu", (unsigned long long)i % 200);
+        deliver(i, key);
+    }
+    turn_of(&new_owner);
+    for (mw_delivery *d; (d = mw_pipeline_take(p));) {
+        theirs++;
+        mw_delivery_ack(d); /* the second of its key follows, and is theirs too */
+    }
+    CHECK(theirs > 50 && theirs < 150 && theirs % 2 == 0, "%d of 400 are a quarter?", theirs);
+    CHECK(new_events > 0, "nobody was told");
+    turn_of(&old_owner);
+    int ours = 0;
+    for (mw_delivery *d; (d = mw_pipeline_take(p));) {
+        ours++;
+        mw_delivery_ack(d);
+    }
+    EQUAL(400, theirs + ours);
+    mw_trial_view v;
+    mw_pipeline_trial(p, &v);
+    EQUAL(8, v.generation);
+    EQUAL((uint64_t)theirs, v.messages);
+    EQUAL((uint64_t)ours, v.old_messages);
+    EQUAL(0, v.failures + v.old_failures);
+    end();
+}
+
+static void trial_ends(void) {
+    prepare();
+    start_owned();
+    deliver(1, "before"); /* whoever's key it is: it was ready before */
+    mw_pipeline_try(p, of_new(), 8, 0.5, 1);
+    char mine[16], yours[16];
+    deliver(2, key_for(true, 0, mine));
+    deliver(3, key_for(false, 0, yours));
+    deliver(4, mine);
+    turn_of(&new_owner);
+    mw_delivery *theirs = take(2);
+    take(0);
+    EQUAL(1, new_running);
+    turn_of(&old_owner);
+    take(1);
+    take(3);
+    take(0);
+    deliver(5, key_for(true, 1, yours)); /* ready for the trial when it ends */
+    take(0);
+    mw_pipeline_end_trial(p);
+    take(5);
+    turn_of(&new_owner);
+    take(0); /* what is gone takes nothing, whatever is ready */
+    mw_delivery_ack(theirs);
+    EQUAL(0, new_running);
+    take(0);
+    turn_of(&old_owner);
+    take(4);
+    mw_trial_view v;
+    mw_pipeline_trial(p, &v);
+    EQUAL(0, v.generation);
+    end();
+}
+
+static void trial_counts_first_attempts(void) {
+    prepare();
+    start_owned();
+    mw_pipeline_try(p, of_new(), 8, 0.5, 1);
+    char mine[16], yours[16];
+    key_for(true, 0, mine);
+    key_for(false, 0, yours);
+    deliver(1, mine);
+    deliver_as(2, (given){.key = yours, .attempt = 2});
+    char third[16];
+    deliver(3, key_for(false, 1, third));
+    turn_of(&new_owner);
+    fail_with(take(1), "", "no");
+    turn_of(&old_owner);
+    fail_with(take(2), "", "no");
+    fail_with(take(3), "invalid", "no");
+    turn();
+    HEADER(fake.pubs[0].msg, "mw-dead-generation", "7");
+    settled(1, MW_SETTLE_RETRY);
+    settled(2, MW_SETTLE_RETRY);
+    pass(1000); /* the retries of both, each again at its own */
+    fail_with(take(2), "", "no");
+    take(0);
+    turn_of(&new_owner);
+    fail_with(take(1), "invalid", "no");
+    turn();
+    HEADER(fake.pubs[1].msg, "mw-dead-generation", "7"); /* of 2, given up */
+    HEADER(fake.pubs[2].msg, "mw-dead-generation", "8");
+    mw_trial_view v;
+    mw_pipeline_trial(p, &v);
+    EQUAL(1, v.messages);
+    EQUAL(1, v.failures);
+    EQUAL(1, v.old_messages);
+    EQUAL(1, v.old_failures);
+    end();
+}
+
+static void trial_has_its_places(void) {
+    prepare();
+    spec.concurrency = 4;
+    spec.order = MW_ORDER_NONE;
+    start_owned();
+    mw_pipeline_try(p, of_new(), 8, 0.3, 1); /* two places of four */
+    char mine[16], yours[16];
+    key_for(true, 0, mine);
+    key_for(false, 0, yours);
+    for (uint64_t i = 1; i <= 8; i++) deliver(i, yours);
+    for (uint64_t i = 11; i <= 15; i++) deliver(i, mine);
+    turn_of(&old_owner);
+    mw_delivery *first = take(1);
+    take(2);
+    take(0); /* the others are kept free */
+    turn_of(&new_owner);
+    mw_delivery *d = take(11);
+    take(12);
+    take(0); /* and more than its share it does not get */
+    mw_delivery_ack(first);
+    take(0);
+    turn_of(&old_owner);
+    take(3);
+    mw_delivery_ack(d);
+    take(0);
+    turn_of(&new_owner);
+    take(13);
+    mw_pipeline_end_trial(p);
+    turn_of(&old_owner);
+    take(0);
+    EQUAL(4, mw_pipeline_running(p));
+    end();
+}
+
+static void trial_in_batches(void) {
+    prepare();
+    spec.batch_size = 2;
+    spec.batch_wait_ms = 50;
+    spec.order = MW_ORDER_NONE;
+    start_owned();
+    mw_pipeline_try(p, of_new(), 8, 0.5, 1);
+    char mine[16], yours[16];
+    mw_delivery *batch[2];
+    key_for(true, 0, mine);
+    key_for(false, 0, yours);
+    deliver(1, mine);
+    deliver(2, yours);
+    turn_of(&new_owner);
+    EQUAL(0, mw_pipeline_take_batch(p, batch, 2)); /* each fills its own */
+    turn_of(&old_owner);
+    EQUAL(0, mw_pipeline_take_batch(p, batch, 2));
+    deliver(3, yours);
+    EQUAL(2, mw_pipeline_take_batch(p, batch, 2));
+    pass(60);
+    turn_of(&new_owner);
+    EQUAL(1, mw_pipeline_take_batch(p, batch, 2));
+    deliver(4, mine);
+    mw_pipeline_end_trial(p);
+    deliver(5, yours);
+    turn_of(&old_owner);
+    EQUAL(2, mw_pipeline_take_batch(p, batch, 2));
+    end();
+}
+
+static void trial_promoted_and_drained(void) {
+    prepare();
+    start_owned();
+    mw_pipeline_try(p, of_new(), 8, 0.5, 1);
+    char mine[16], yours[16];
+    deliver(1, key_for(true, 0, mine));
+    deliver(2, key_for(false, 0, yours));
+    deliver(3, key_for(false, 1, yours));
+    turn_of(&old_owner);
+    mw_delivery *old = take(2);
+    EQUAL(1, old_running);
+    mw_pipeline_adopt(p, &spec, of_new());
+    turn_of(&old_owner);
+    take(0);
+    turn_of(&new_owner);
+    take(3);
+    take(1);
+    mw_delivery_ack(old);
+    EQUAL(0, old_running);
+    mw_pipeline_try(p, events, 9, 0.5, 1);
+    deliver(4, key_for(true, 2, mine));
+    mw_pipeline_drain(p); /* ready for a trial: it goes back like any other */
+    settled(4, MW_SETTLE_RELEASE);
+    end();
+}
+
+static void differing_settings(void) {
+    prepare();
+    start_owned();
+    CHECK(!mw_pipeline_differs(p, &spec), "it differs from itself");
+    mw_pipeline_spec changed = spec;
+    changed.policies[0].attempts++;
+    CHECK(strcmp(mw_pipeline_differs(p, &changed), "retry") == 0, "attempts");
+    changed = spec;
+    changed.policies[1].backoff.jitter = 0.5;
+    CHECK(strcmp(mw_pipeline_differs(p, &changed), "retry") == 0, "jitter");
+    changed = spec;
+    changed.timeout_ms++;
+    CHECK(strcmp(mw_pipeline_differs(p, &changed), "timeout") == 0, "timeout");
+    changed = spec;
+    changed.dead_channel = "elsewhere";
+    CHECK(strcmp(mw_pipeline_differs(p, &changed), "dead") == 0, "dead");
+    changed = spec;
+    changed.concurrency++;
+    CHECK(strcmp(mw_pipeline_differs(p, &changed), "concurrency") == 0, "concurrency");
+    end();
+}
+
 static const test tests[] = {
+    {"trial_shares_by_key", trial_shares_by_key},
+    {"trial_ends", trial_ends},
+    {"trial_counts_first_attempts", trial_counts_first_attempts},
+    {"trial_has_its_places", trial_has_its_places},
+    {"trial_in_batches", trial_in_batches},
+    {"trial_promoted_and_drained", trial_promoted_and_drained},
+    {"differing_settings", differing_settings},
     {"order_key", order_key},
     {"order_source", order_source},
     {"order_none", order_none},

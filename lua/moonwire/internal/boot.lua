@@ -100,7 +100,7 @@ local function batch_with_checks(run_batch, check)
   end
 end
 
-local function build(p)
+local function build(p, rewrite)
   local failure = ffi.new "mw_failure"
   local handle = C.mw_vm_pipeline(wait.vm, p.spec, failure)
   if handle == nil then return nil, ffi.string(failure.text) end
@@ -109,10 +109,11 @@ local function build(p)
     batch_size = p.batch_size, key = p.key,
   }
   local loaded = p.loaded
+  local run = loaded.handle_batch or loaded.handle
+  if rewrite then run = require "moonwire.testing.failing".wrap(rewrite, p.name, run) end
   if loaded.handle_batch then
-    built.run_batch = batch_with_checks(loaded.handle_batch, loaded.check)
+    built.run_batch = batch_with_checks(run, loaded.check)
   else
-    local run = loaded.handle
     if loaded.check then run = with_schema(run, loaded.check) end
     if p.dedupe then run = with_dedupe(run, p.dedupe) end
     built.run = run
@@ -170,7 +171,7 @@ return function(options)
   local ok, err = open(read)
   if not ok then return nil, "!" .. err end
   for _, p in ipairs(read.pipelines) do
-    ok, err = build(p)
+    ok, err = build(p, options.rewrite)
     if not ok then return nil, ("%s:%d: %s: %s"):format(p.where.file, p.where.line, p.where.what, err) end
   end
   if options.sources then read.settings.sources = files.pack(read.sandbox.files) end
