@@ -11,7 +11,9 @@ local C = require "moonwire.internal.cdef"
 local assertions = require "moonwire.testing.assertions"
 local browse = require "moonwire.testing.channel"
 local core = require "moonwire.core"
+local failing = require "moonwire.testing.failing"
 local fakes = require "moonwire.testing.fakes"
+local files = require "moonwire.internal.config.files"
 local ffi = require "ffi"
 local nearest = require "moonwire.internal.nearest"
 local project = require "moonwire.internal.config.project"
@@ -101,7 +103,9 @@ end
 --- The app reads the project in a state of its own; this one reads it too, to know which channel is on which
 --- connection.
 local function look(self, level)
-  local read = project.read(self.dir, { rewrite = self.rewrite, overrides = self.env })
+  local given = files.given_for(self.dir)
+  local read = project.read(self.dir, { rewrite = self.rewrite, overrides = self.env,
+    files = given and files.unpack(given) })
   if #read.problems > 0 then error(("%s:\n%s"):format(self.dir, table.concat(read.problems, "\n")), level) end
   self.places, self.readers, self.links, self.pipelines = {}, {}, {}, {}
   local failure = ffi.new "mw_failure"
@@ -121,7 +125,7 @@ local function look(self, level)
 end
 
 local function load(self, level)
-  local options = { dir = self.dir, rewrite = self.rewrite }
+  local options = { dir = self.dir, rewrite = self.rewrite, files = files.given_for(self.dir) }
   for name, value in pairs(self.env) do options["env." .. name] = tostring(value) end
   local app = core.app()
   local ok, err = app:load(options)
@@ -196,7 +200,12 @@ local function link_for(self, channel, url, level)
     or error("the project has no connection", level + 1)
 end
 
---- Publishes a message; the broker has it when this returns. Body and options are those of mw.publish.
+--- Nothing is handled while the broker takes it: a spec may still crash the app, or cut its connection, before that.
+local function hold(self, held)
+  for name in pairs(self.pipelines) do self.app:pause(name, held) end
+end
+
+--- Publishes a message; the broker has it when this returns, and no handler. Body and options are those of mw.publish.
 ---@param channel string on the connection of the first pipeline that reads it, or on the project's first one
 ---@param body any
 ---@param options table|nil key, headers, id, delay, priority, type; on: the URL of another connection of the project
@@ -208,10 +217,13 @@ function App:publish(channel, body, options)
   rest.on = nil
   local made, err = publish.message(body, rest)
   if not made then error("publish: " .. err, 2) end
-  await(self, function()
-    local ok, why = publish.now(link, channel, made, rest.delay)
-    if not ok then error(why, 0) end
-  end, "the confirm of a publish to " .. channel, 2)
+  hold(self, true)
+  local ok, why = pcall(await, self, function()
+    local sent, problem = publish.now(link, channel, made, rest.delay)
+    if not sent then error(problem, 0) end
+  end, "the confirm of a publish to " .. channel, 0)
+  hold(self, false)
+  if not ok then error(why, 2) end
 end
 
 --- What stands in a channel now, oldest first, without taking it.
@@ -432,6 +444,19 @@ function App:fault(what, amount)
         or "; there are " .. table.concat(FAULTS, ", ")), 2)
     end
   end
+end
+
+--- The next `count` attempts of a pipeline fail, before its handler runs.
+---@param pipeline string
+---@param count integer|nil 1
+---@param class string|nil of the error; default transient
+function App:fail(pipeline, count, class)
+  running(self)
+  if not self.pipelines[pipeline] then unknown_pipeline(self, pipeline, 2) end
+  if count ~= nil and (type(count) ~= "number" or count < 0 or count % 1 ~= 0) then
+    error("fail: expected a number of attempts", 2)
+  end
+  failing.plan(self.rewrite, pipeline, count or 1, class or "transient")
 end
 
 --- The broker takes back what is being handled, as when a connection is lost: late verdicts are discarded.

@@ -9,12 +9,16 @@
 #include "app/notify.h"
 #include "app/report.h"
 #include "app/watch.h"
+#include "base/hash.h"
 #include "base/log.h"
+#include "core/shared.h"
 #include "lua/core.h"
+#include "lua/deadline.h"
 #include "lua/vm.h"
+#include "pipeline/insight.h"
 #include "supervisor/worker.h"
 
-enum { IDLE_CHECK_MS = 50 };
+enum { IDLE_CHECK_MS = 50, LOOK_MS = 1000 };
 
 typedef struct app {
     mw_site *site;
@@ -23,10 +27,10 @@ typedef struct app {
     lua_State *L; /* of the CLI or spec that made it: the main thread, which outlives its coroutines */
     int options;  /* registry reference there: what load was called with, for reloads */
     mw_signal term, interrupt, hangup;
-    mw_timer drain_limit, idle_check;
+    mw_timer drain_limit, idle_check, beating, look;
     mw_watch *watch;
     mw_control *control;
-    int command; /* registry reference of the function that answers commands */
+    int command, changed, beat; /* registry references: answers commands; begins a reload; goes on with it */
     double drain_seconds;
     int idle_turns;
     bool running, drained, forced;
@@ -70,6 +74,17 @@ static void copy_table(lua_State *from, int at, lua_State *to) {
     }
 }
 
+/* Leaves the function that reads projects on the stack. What loading leaves behind is not worth collecting:
+ * it would take a part of the time. (Nor is it worth compiling, see mw_deadline_read.) */
+static bool load_library(lua_State *G, mw_error *e) {
+    lua_gc(G, LUA_GCSTOP, 0);
+    lua_getglobal(G, "require");
+    lua_pushliteral(G, "moonwire.internal.boot");
+    bool ok = mw_vm_call(G, 1, 1, e) == 0;
+    lua_gc(G, LUA_GCRESTART, 0);
+    return ok;
+}
+
 /* Reads the project into a fresh generation; the options stand on L at `options`. Pushes true and a value, or
  * nil and why not. */
 static bool load(app *a, lua_State *L, int options) {
@@ -77,13 +92,15 @@ static bool load(app *a, lua_State *L, int options) {
     if (a->next) mw_site_reject(a->site, a->next);
     a->next = mw_site_prepare(a->site);
     lua_State *G = a->next->L;
-    lua_getglobal(G, "require");
-    lua_pushliteral(G, "moonwire.internal.boot");
-    bool ok = mw_vm_call(G, 1, 1, &e) == 0;
+    mw_reading reading = mw_deadline_read(a->next);
+    bool ok = load_library(G, &e);
     if (ok) {
         copy_table(L, options, G);
         ok = mw_vm_call(G, 1, 2, &e) == 0;
     }
+    lua_getfield(L, options, "jit");
+    mw_deadline_read_end(a->next, reading, !lua_isstring(L, -1) || strcmp(lua_tostring(L, -1), "off") != 0);
+    lua_pop(L, 1);
     if (ok) {
         copy_value(G, -2, L);
         if (lua_istable(G, -1))
@@ -138,66 +155,144 @@ static void set_number(lua_State *L, const char *name, double value) {
     lua_setfield(L, -2, name);
 }
 
-static int load_and_switch(app *a, lua_State *L) {
-    mw_error e;
-    mw_switch changes;
-    lua_rawgeti(L, LUA_REGISTRYINDEX, a->options);
-    if (!load(a, L, lua_gettop(L))) return 2;
-    if (switch_to_next(a, &changes, &e)) return failed(L, &e);
+static void push_changes(lua_State *L, const mw_switch *changes) {
     lua_newtable(L);
-    set_number(L, "generation", changes.generation);
-    set_number(L, "kept", changes.kept);
-    set_number(L, "added", changes.added);
-    set_number(L, "removed", changes.removed);
-    return 1;
+    set_number(L, "generation", changes->generation);
+    set_number(L, "kept", changes->kept);
+    set_number(L, "added", changes->added);
+    set_number(L, "removed", changes->removed);
 }
 
-/* Pushes a table of what changed, or nil and why the old generation serves on. */
-static int reload(app *a, lua_State *L) {
+static void log_changes(lua_State *L) { /* the table on top */
+    static const char *const names[] = {"generation", "kept", "added", "removed"};
+    mw_log_begin(MW_INFO, "reloaded");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        lua_getfield(L, -1, names[i]);
+        mw_log_int(names[i], lua_tointeger(L, -1));
+        lua_pop(L, 1);
+    }
+    mw_log_end();
+}
+
+/* Calls a function that `run` was given, in the state that called `run`. */
+static void call_back(app *a, int function, const char *argument) {
+    mw_error e;
+    if (function == LUA_REFNIL || function == LUA_NOREF) return;
+    lua_rawgeti(a->L, LUA_REGISTRYINDEX, function);
+    lua_pushstring(a->L, argument);
+    if (mw_vm_call(a->L, 1, 0, &e) == 0) return;
+    mw_log_begin(MW_ERROR, "internal error while reloading");
+    mw_log_text("error", e.text);
+    mw_log_end();
+}
+
+/* In steps, for workers that must change together. prepare() -> true, settings | nil, problems: reads the
+ * project anew, into a generation that waits beside the one that serves */
+static int l_prepare(lua_State *L) {
+    app *a = check_app(L);
     mw_error e;
     if (mw_site_draining(a->site)) {
         mw_fail(&e, MW_ECLOSED, false, "it is draining: nothing is loaded any more");
         return failed(L, &e);
     }
-    if (!a->running) return load_and_switch(a, L);
-    mw_notify_reloading();
-    int results = load_and_switch(a, L);
-    mw_notify_ready(a->loop);
-    mw_worker_tell(MW_WORKER_RELOADED);
-    return results;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, a->options);
+    load(a, L, lua_gettop(L));
+    return 2;
 }
 
-static int l_reload(lua_State *L) { return reload(check_app(L), L); }
+/* abandon(): the one that waits is not wanted */
+static int l_abandon(lua_State *L) {
+    app *a = check_app(L);
+    if (a->next) mw_site_reject(a->site, a->next);
+    a->next = NULL;
+    return 0;
+}
 
-static void log_refusal(const char *problems) {
-    for (const char *line = problems, *end; *line; line = *end ? end + 1 : end) {
-        end = strchrnul(line, '\n');
-        mw_log_begin(MW_ERROR, "reload refused");
-        mw_log_str("error", line, (size_t)(end - line));
-        mw_log_end();
+/* commit() -> a table of what changed | nil, why the old generation serves on */
+static int l_commit(lua_State *L) {
+    app *a = check_app(L);
+    mw_error e;
+    mw_switch changes;
+    if (switch_to_next(a, &changes, &e)) return failed(L, &e);
+    push_changes(L, &changes);
+    if (a->running) log_changes(L);
+    return 1;
+}
+
+/* reload(): both in one */
+static int l_reload(lua_State *L) {
+    if (l_prepare(L) == 2 && !lua_toboolean(L, -2)) return 2;
+    return l_commit(L);
+}
+
+/* try(share, code) -> generation | nil, text: the one that waits becomes a canary; `code` only salts the hash
+ */
+static int l_try(lua_State *L) {
+    app *a = check_app(L);
+    double share = luaL_checknumber(L, 2);
+    size_t len;
+    const char *code = luaL_checklstring(L, 3, &len);
+    luaL_argcheck(L, share > 0 && share < 1, 2, "a share between 0 and 1");
+    mw_error e;
+    mw_vm *next = a->next;
+    a->next = NULL;
+    if (!next) {
+        mw_fail(&e, MW_EUSAGE, false, "nothing is loaded");
+        return failed(L, &e);
     }
+    if (mw_site_try(a->site, next, share, mw_hash64(code, len), &e)) {
+        mw_site_reject(a->site, next);
+        return failed(L, &e);
+    }
+    lua_pushnumber(L, next->generation);
+    return 1;
 }
 
-static void reload_and_log(app *a) {
-    int top = lua_gettop(a->L);
-    if (reload(a, a->L) == 1) {
-        mw_log_begin(MW_INFO, "reloaded");
-        static const char *const names[] = {"generation", "kept", "added", "removed"};
-        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-            lua_getfield(a->L, -1, names[i]);
-            mw_log_int(names[i], lua_tointeger(a->L, -1));
-            lua_pop(a->L, 1);
-        }
-        mw_log_end();
+static int l_promote(lua_State *L) {
+    app *a = check_app(L);
+    mw_switch changes;
+    if (!mw_site_trial(a->site)) return 0;
+    mw_site_promote(a->site, &changes);
+    push_changes(L, &changes);
+    if (a->running) log_changes(L);
+    return 1;
+}
+
+static int l_rollback(lua_State *L) {
+    mw_site_rollback(check_app(L)->site);
+    return 0;
+}
+
+/* announce(reloading): to systemd */
+static int l_announce(lua_State *L) {
+    app *a = check_app(L);
+    if (!a->running || mw_site_draining(a->site)) return 0;
+    if (lua_toboolean(L, 2)) {
+        mw_notify_reloading();
     } else {
-        log_refusal(lua_tostring(a->L, -1));
+        mw_notify_ready(a->loop);
     }
-    lua_settop(a->L, top);
+    return 0;
+}
+
+static void beats(mw_timer *t) {
+    app *a = mw_container_of(t, app, beating);
+    call_back(a, a->beat, "");
+}
+
+/* beat(ms): the function `beat` that run was given is called once, then */
+static int l_beat(lua_State *L) {
+    app *a = check_app(L);
+    int64_t ms = (int64_t)luaL_checknumber(L, 2);
+    if (a->running) mw_timer_start(a->loop, &a->beating, ms, beats);
+    return 0;
 }
 
 static void on_hangup(mw_signal *s, int n) {
     (void)n;
-    reload_and_log(mw_container_of(s, app, hangup));
+    app *a = mw_container_of(s, app, hangup);
+    if (mw_worker_wants_reload()) return; /* all workers change together */
+    call_back(a, a->changed, "HUP");
 }
 
 /* ---- ending ---- */
@@ -225,6 +320,8 @@ static void begin_drain(app *a) {
 
 static void signalled(app *a, const char *name) {
     if (mw_site_draining(a->site)) { /* the second one: now */
+        if (mw_shared_mine())
+            return; /* which is the supervisor's to say: a manager may signal us and it at once */
         a->forced = true;
         mw_loop_stop(a->loop);
         return;
@@ -254,9 +351,10 @@ static void check_idle(mw_timer *t) {
 }
 
 static void on_change(void *owner) {
+    app *a = owner;
     mw_log_begin(MW_INFO, "files changed");
     mw_log_end();
-    reload_and_log(owner);
+    call_back(a, a->changed, "files");
 }
 
 /* A command comes in: the function that `run` was given answers it, in the state that called `run`. */
@@ -271,6 +369,38 @@ static char *on_command(void *owner, const char *line) {
     return reply;
 }
 
+/* Through the socket of a process that runs alone: the answer may come later, by app:answer. */
+static void on_asked(void *owner, uint64_t number, const char *line) {
+    app *a = owner;
+    mw_error e;
+    lua_rawgeti(a->L, LUA_REGISTRYINDEX, a->command);
+    lua_pushstring(a->L, line);
+    lua_pushnumber(a->L, (double)number);
+    if (mw_vm_call(a->L, 2, 1, &e)) {
+        mw_control_answer(a->control, number, e.text);
+        return;
+    }
+    if (lua_isstring(a->L, -1)) mw_control_answer(a->control, number, lua_tostring(a->L, -1));
+    lua_pop(a->L, 1);
+}
+
+/* answer(number, text) */
+static int l_answer(lua_State *L) {
+    app *a = check_app(L);
+    if (a->control) mw_control_answer(a->control, (uint64_t)luaL_checknumber(L, 2), luaL_checkstring(L, 3));
+    return 0;
+}
+
+/* Keeps the shared figures fresh, for when nobody can answer. */
+static void look(mw_timer *t) {
+    app *a = mw_container_of(t, app, look);
+    mw_pipeline **list;
+    size_t count = mw_site_pipelines(a->site, &list);
+    for (size_t i = 0; i < count; i++) mw_pipeline_look(list[i]);
+    free(list);
+    mw_timer_start(a->loop, t, LOOK_MS, look);
+}
+
 static const char *text_option(lua_State *L, const char *name) { /* lives as long as the table */
     lua_getfield(L, 2, name);
     const char *text = lua_tostring(L, -1);
@@ -278,12 +408,23 @@ static const char *text_option(lua_State *L, const char *name) { /* lives as lon
     return text;
 }
 
+static int take_function(lua_State *L, const char *name) {
+    lua_getfield(L, 2, name);
+    return luaL_ref(L, LUA_REGISTRYINDEX);
+}
+
+static void drop_function(lua_State *L, int *function) {
+    luaL_unref(L, LUA_REGISTRYINDEX, *function);
+    *function = LUA_NOREF;
+}
+
 static int open_doors(app *a, lua_State *L, mw_error *e) {
     const char *watched = text_option(L, "watch"), *path = text_option(L, "control");
-    lua_getfield(L, 2, "command");
-    a->command = luaL_ref(L, LUA_REGISTRYINDEX);
+    a->command = take_function(L, "command");
+    a->changed = take_function(L, "changed");
+    a->beat = take_function(L, "beat");
     if (watched && !(a->watch = mw_watch_new(a->loop, watched, on_change, a, e))) return -1;
-    if (path && !(a->control = mw_control_new(a->loop, path, on_command, a, e))) return -1;
+    if (path && !(a->control = mw_control_new(a->loop, path, on_asked, a, e))) return -1;
     return 0;
 }
 
@@ -292,8 +433,9 @@ static void close_doors(app *a, lua_State *L) {
     mw_control_free(a->control);
     a->watch = NULL;
     a->control = NULL;
-    luaL_unref(L, LUA_REGISTRYINDEX, a->command);
-    a->command = LUA_NOREF;
+    drop_function(L, &a->command);
+    drop_function(L, &a->changed);
+    drop_function(L, &a->beat);
 }
 
 static double option(lua_State *L, const char *name, double otherwise) {
@@ -332,7 +474,8 @@ static int l_run(lua_State *L) {
     free_signals();
     if (once) mw_timer_start(a->loop, &a->idle_check, IDLE_CHECK_MS, check_idle);
     mw_notify_ready(a->loop);
-    mw_worker_tell(MW_WORKER_STARTED);
+    mw_worker_serve(a->loop, on_command, a);
+    if (mw_shared_mine()) mw_timer_start(a->loop, &a->look, LOOK_MS, look);
     if (!a->drained) mw_loop_run(a->loop);
     mw_notify_end();
     mw_signal_stop(&a->term);
@@ -340,6 +483,9 @@ static int l_run(lua_State *L) {
     mw_signal_stop(&a->hangup);
     mw_timer_stop(&a->drain_limit);
     mw_timer_stop(&a->idle_check);
+    mw_timer_stop(&a->beating);
+    mw_timer_stop(&a->look);
+    mw_worker_end();
     close_doors(a, L);
     a->running = false;
     lua_pushinteger(L, a->forced ? 1 : 0);
@@ -348,12 +494,10 @@ static int l_run(lua_State *L) {
 
 static int l_drain(lua_State *L) {
     app *a = check_app(L);
-    if (a->running) {
-        mw_worker_tell(MW_WORKER_DRAINS);
+    if (a->running)
         begin_drain(a);
-    } else {
+    else
         mw_site_drain(a->site);
-    }
     return 0;
 }
 
@@ -436,6 +580,38 @@ static int l_pause(lua_State *L) {
     return 1;
 }
 
+/* trial() -> { generation, share, pipelines = { { name, messages, failures, old_messages, old_failures } } }
+ * while a canary runs; nil */
+static int l_trial(lua_State *L) {
+    app *a = check_app(L);
+    mw_vm *vm = mw_site_trial(a->site);
+    if (!vm) return 0;
+    lua_newtable(L);
+    set_number(L, "generation", vm->generation);
+    lua_newtable(L);
+    for (size_t i = 0; i < mw_vm_plans(vm); i++) {
+        mw_pipeline *p = mw_vm_plan(vm, i)->p;
+        mw_trial_view v;
+        mw_pipeline_trial(p, &v);
+        lua_newtable(L);
+        lua_pushstring(L, mw_pipeline_name(p));
+        lua_setfield(L, -2, "name");
+        set_number(L, "share", v.share);
+        set_number(L, "messages", (double)v.messages);
+        set_number(L, "failures", (double)v.failures);
+        set_number(L, "old_messages", (double)v.old_messages);
+        set_number(L, "old_failures", (double)v.old_failures);
+        lua_rawseti(L, -2, (int)i + 1);
+    }
+    lua_setfield(L, -2, "pipelines");
+    return 1;
+}
+
+static int l_draining(lua_State *L) {
+    lua_pushboolean(L, mw_site_draining(check_app(L)->site));
+    return 1;
+}
+
 static int l_generation(lua_State *L) {
     mw_vm *vm = mw_site_current(check_app(L)->site);
     lua_pushnumber(L, vm ? vm->generation : 0);
@@ -453,6 +629,17 @@ int mw_app_new(lua_State *L) {
     static const luaL_Reg methods[] = {{"load", l_load},
                                        {"start", l_start},
                                        {"reload", l_reload},
+                                       {"prepare", l_prepare},
+                                       {"abandon", l_abandon},
+                                       {"commit", l_commit},
+                                       {"try", l_try},
+                                       {"promote", l_promote},
+                                       {"rollback", l_rollback},
+                                       {"trial", l_trial},
+                                       {"announce", l_announce},
+                                       {"beat", l_beat},
+                                       {"answer", l_answer},
+                                       {"draining", l_draining},
                                        {"run", l_run},
                                        {"drain", l_drain},
                                        {"done", l_done},
@@ -461,8 +648,8 @@ int mw_app_new(lua_State *L) {
                                        {"generation", l_generation},
                                        {"explain", l_explain},
                                        {"pause", l_pause},
-                                       {"close", l_close},
                                        {"connections", l_connections},
+                                       {"close", l_close},
                                        {"kill", l_close},
                                        {"__gc", l_close},
                                        {NULL, NULL}};
@@ -475,7 +662,7 @@ int mw_app_new(lua_State *L) {
     }
     lua_setmetatable(L, -2);
     a->loop = mw_core_loop();
-    a->options = a->command = LUA_NOREF;
+    a->options = a->command = a->changed = a->beat = LUA_NOREF;
     a->L = main_thread(L);
     a->site = mw_site_new(a->loop, site_drained, a);
     return 1;

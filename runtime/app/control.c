@@ -11,14 +11,16 @@
 
 #include "base/buf.h"
 
-enum { LINE_MAX_BYTES = 4096, PATIENCE_MS = 10000, GUESTS_MOST = 16 };
+enum { LINE_MAX_BYTES = 4096, PATIENCE_MS = 10000, GUESTS_MOST = 64 };
 
 typedef struct guest guest;
 struct guest {
     guest *next;
     mw_control *control;
     mw_io io;
-    mw_timer patience;
+    mw_timer patience; /* stopped while it waits for its answer */
+    uint64_t number;
+    bool asked;
     int fd;
     mw_buf in, out;
     size_t sent;
@@ -29,9 +31,10 @@ struct mw_control {
     mw_io io;
     int fd;
     char *path;
-    char *(*answer)(void *owner, const char *line);
+    void (*asked)(void *owner, uint64_t number, const char *line);
     void *owner;
-    guest *guests;
+    guest *guests; /* the latest first */
+    uint64_t numbers;
     int count;
 };
 
@@ -59,12 +62,31 @@ static void writable(mw_io *io, int events) {
     if (n <= 0 || g->sent == g->out.len) dismiss(g);
 }
 
-static void reply(guest *g) {
-    char *text = g->control->answer(g->control->owner, g->in.data);
+void mw_control_answer(mw_control *c, uint64_t number, const char *text) {
+    guest *g = c->guests;
+    while (g && (g->number != number || !g->asked)) g = g->next;
+    if (!g) return;
     mw_buf_puts(&g->out, text);
     mw_buf_puts(&g->out, "\n");
-    free(text);
-    mw_io_start(g->control->loop, &g->io, g->fd, MW_WRITE, writable);
+    mw_timer_start(c->loop, &g->patience, PATIENCE_MS, too_slow);
+    mw_io_start(c->loop, &g->io, g->fd, MW_WRITE, writable);
+    writable(&g->io, MW_WRITE); /* at once: the process may be about to end */
+}
+
+/* While it waits for its answer: whoever leaves must not keep others out. What else it says is not heard. */
+static void leaves(mw_io *io, int events) {
+    (void)events;
+    guest *g = mw_container_of(io, guest, io);
+    char ignored[4096];
+    ssize_t n = recv(g->fd, ignored, sizeof ignored, 0);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) dismiss(g);
+}
+
+static void ask(guest *g) {
+    g->asked = true;
+    mw_timer_stop(&g->patience);
+    mw_io_start(g->control->loop, &g->io, g->fd, MW_READ, leaves);
+    g->control->asked(g->control->owner, g->number, g->in.data);
 }
 
 static void readable(mw_io *io, int events) {
@@ -78,8 +100,17 @@ static void readable(mw_io *io, int events) {
         dismiss(g);
     } else if (end) {
         *end = 0;
-        reply(g);
+        ask(g);
     }
+}
+
+/* Of those that have not asked yet the one that has waited longest: it must not keep others out. */
+static bool dismiss_silent(mw_control *c) {
+    guest *silent = NULL;
+    for (guest *g = c->guests; g; g = g->next)
+        if (!g->asked) silent = g;
+    if (silent) dismiss(silent);
+    return silent != NULL;
 }
 
 static void knock(mw_io *io, int events) {
@@ -87,13 +118,13 @@ static void knock(mw_io *io, int events) {
     mw_control *c = mw_container_of(io, mw_control, io);
     int fd = accept4(c->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return;
-    if (c->count == GUESTS_MOST) {
+    if (c->count == GUESTS_MOST && !dismiss_silent(c)) {
         close(fd);
         return;
     }
     guest *g = calloc(1, sizeof *g);
     if (!g) abort();
-    *g = (guest){.next = c->guests, .control = c, .fd = fd};
+    *g = (guest){.next = c->guests, .control = c, .fd = fd, .number = ++c->numbers};
     c->guests = g;
     c->count++;
     mw_timer_start(c->loop, &g->patience, PATIENCE_MS, too_slow);
@@ -120,8 +151,9 @@ static int open_socket(const char *path) {
     return -1;
 }
 
-mw_control *mw_control_new(mw_loop *loop, const char *path, char *(*answer)(void *owner, const char *line),
-                           void *owner, mw_error *e) {
+mw_control *mw_control_new(mw_loop *loop, const char *path,
+                           void (*asked)(void *owner, uint64_t number, const char *line), void *owner,
+                           mw_error *e) {
     int fd = open_socket(path);
     if (fd < 0) {
         mw_fail(e, errno, true, "cannot listen on %s: %s", path, strerror(errno));
@@ -131,7 +163,7 @@ mw_control *mw_control_new(mw_loop *loop, const char *path, char *(*answer)(void
     if (!c || !(c->path = strdup(path))) abort();
     c->loop = loop;
     c->fd = fd;
-    c->answer = answer;
+    c->asked = asked;
     c->owner = owner;
     mw_io_start(loop, &c->io, fd, MW_READ, knock);
     return c;

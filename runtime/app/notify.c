@@ -57,4 +57,11 @@ void mw_notify_reloading(void) {
 }
 
 void mw_notify_stopping(void) { tell("STOPPING=1"); }
+
+void mw_notify_status(const char *text) {
+    char line[256];
+    snprintf(line, sizeof line, "STATUS=%s", text);
+    tell(line);
+}
+
 void mw_notify_end(void) { mw_timer_stop(&watchdog); }

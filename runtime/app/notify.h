@@ -6,4 +6,5 @@
 void mw_notify_ready(mw_loop *loop); /* at the start and after a reload; from now on the watchdog is fed */
 void mw_notify_reloading(void);
 void mw_notify_stopping(void);
-void mw_notify_end(void); /* the watchdog is fed no longer */
+void mw_notify_status(const char *text); /* one line, for `systemctl status` */
+void mw_notify_end(void);                /* the watchdog is fed no longer */

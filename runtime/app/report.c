@@ -34,9 +34,8 @@ static void set_flag(lua_State *L, const char *name, bool value) {
 
 /* ---- status ---- */
 
-static void set_counters(lua_State *L, mw_pipeline *p) {
-    mw_counters c;
-    mw_pipeline_counters(p, &c);
+static void set_counters(lua_State *L, const mw_counters *given) {
+    mw_counters c = *given;
     set_number(L, "received", (double)c.received);
     set_number(L, "handled", (double)c.handled);
     set_number(L, "retried", (double)c.retried);
@@ -57,13 +56,13 @@ static void set_depth(lua_State *L, const mw_depth *depth) {
     set_number(L, "unsettled", (double)depth->unsettled);
 }
 
-void mw_report_status(lua_State *L, mw_pipeline *p) {
-    mw_insight i;
-    mw_pipeline_look(p, &i);
+void mw_report_tally(lua_State *L, const mw_tally *t, const char *name, const char *channel) {
+    static const char *const breakers[] = {"closed", "open", "half-open"};
+    mw_insight i = t->look;
     lua_newtable(L);
-    set_text(L, "name", mw_pipeline_name(p));
-    set_text(L, "channel", mw_pipeline_settings(p)->channel);
-    set_counters(L, p);
+    set_text(L, "name", name);
+    set_text(L, "channel", channel);
+    set_counters(L, &t->counters);
     set_depth(L, &i.depth);
     set_number(L, "generation", i.generation);
     set_number(L, "rate", i.rate);
@@ -82,11 +81,15 @@ void mw_report_status(lua_State *L, mw_pipeline *p) {
     set_number(L, "parked_lanes", i.parked_lanes);
     if (i.p50 >= 0) set_number(L, "p50", i.p50);
     if (i.p99 >= 0) set_number(L, "p99", i.p99);
-    set_text(L, "breaker", i.breaker);
+    set_text(L, "breaker", breakers[i.breaker % 3]);
     set_ms(L, "breaker_left", i.breaker_left_ms);
     set_flag(L, "paused", i.paused);
     set_flag(L, "full", i.full);
     set_flag(L, "draining", i.draining);
+}
+
+void mw_report_status(lua_State *L, mw_pipeline *p) {
+    mw_report_tally(L, mw_pipeline_look(p), mw_pipeline_name(p), mw_pipeline_settings(p)->channel);
 }
 
 /* ---- connections ---- */
@@ -138,13 +141,14 @@ static void set_mark(lua_State *L, mw_mark mark) {
 }
 
 /* `of`: a message of the lane whose place in it is asked for, or NULL */
-static void set_lane(lua_State *L, const mw_lane_view *v, const mw_delivery *of) {
+static void set_lane(lua_State *L, const mw_pipeline *p, const mw_lane_view *v, const mw_delivery *of) {
     char hash[20];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)v->lane);
     lua_newtable(L);
     set_text(L, "hash", hash);
     set_mark(L, v->mark);
     set_flag(L, "parked", v->parked);
+    set_flag(L, "canary", mw_pipeline_would_try(p, v->lane));
     set_number(L, "waiting", v->waiting);
     if (v->holder) {
         push_delivery(L, v->holder);
@@ -211,9 +215,9 @@ void mw_report_explain(lua_State *L, mw_pipeline *p, const char *what, size_t le
         mw_delivery_look(d, &v);
         if (!v.lane) return;
         mw_lane_look(p, v.lane, &lane);
-        set_lane(L, &lane, d);
+        set_lane(L, p, &lane, d);
     } else if (lanes) {
         mw_lane_look(p, mw_hash64(what, len), &lane);
-        if (lane.holder || lane.mark) set_lane(L, &lane, NULL);
+        if (lane.holder || lane.mark) set_lane(L, p, &lane, NULL);
     }
 }

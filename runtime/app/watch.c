@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <lauxlib.h>
 #include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "lua/core.h"
 
 enum { SETTLE_MS = 100, DEEPEST = 8 };
 static const uint32_t EVENTS =
@@ -131,4 +133,46 @@ void mw_watch_free(mw_watch *w) {
         free(((folder *)(void *)w->folders.data)[i].path);
     mw_buf_free(&w->folders);
     free(w);
+}
+
+/* ---- for Lua ---- */
+
+typedef struct watcher {
+    mw_watch *watch;
+    bool changed;
+} watcher;
+
+static void note_change(void *owner) { ((watcher *)owner)->changed = true; }
+
+static int l_changed(lua_State *L) {
+    watcher *w = luaL_checkudata(L, 1, "moonwire.watch");
+    lua_pushboolean(L, w->changed);
+    w->changed = false;
+    return 1;
+}
+
+static int l_gc(lua_State *L) {
+    watcher *w = luaL_checkudata(L, 1, "moonwire.watch");
+    mw_watch_free(w->watch);
+    w->watch = NULL;
+    return 0;
+}
+
+int mw_watch_lua(lua_State *L) {
+    static const luaL_Reg methods[] = {{"changed", l_changed}, {"__gc", l_gc}, {NULL, NULL}};
+    const char *dir = luaL_checkstring(L, 1);
+    watcher *w = lua_newuserdata(L, sizeof *w);
+    *w = (watcher){0};
+    if (luaL_newmetatable(L, "moonwire.watch")) {
+        luaL_register(L, NULL, methods);
+        lua_pushvalue(L, -1);
+        lua_setfield(L, -2, "__index");
+    }
+    lua_setmetatable(L, -2);
+    mw_error e;
+    w->watch = mw_watch_new(mw_core_loop(), dir, note_change, w, &e);
+    if (w->watch) return 1;
+    lua_pushnil(L);
+    lua_pushstring(L, e.text);
+    return 2;
 }

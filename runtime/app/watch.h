@@ -2,6 +2,8 @@
  * renames and new folders count; editors' temporary files and the store's own files do not. Changes within a
  * moment are one. Our own inotify, because ev_stat polls. */
 #pragma once
+#include <lua.h>
+
 #include "base/error.h"
 #include "base/loop.h"
 
@@ -10,3 +12,6 @@ typedef struct mw_watch mw_watch;
 mw_watch *mw_watch_new(mw_loop *loop, const char *dir, void (*changed)(void *owner), void *owner,
                        mw_error *e);
 void mw_watch_free(mw_watch *w); /* NULL is fine */
+
+/* core.watch(dir) -> watch | nil, text; watch:changed() -> since it was asked last? The loop must turn. */
+int mw_watch_lua(lua_State *L);

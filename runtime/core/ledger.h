@@ -1,34 +1,32 @@
-/* ledger.h - what supervised workers have begun and not ended, in memory that outlives them: one table per
- * worker slot, and the suspects, that is what was in the hands of a worker that died. The supervisor makes it
- * and moves entries from a dead worker's table to the suspects; a worker writes its own table with plain
- * stores, and strikes suspects out. One process attaches to one slot. */
+/* ledger.h - what workers have begun and not ended, and the suspects: what was in the hands of a worker that
+ * died. The supervisor moves entries from a dead worker's table to the suspects; a worker writes its own
+ * table with plain stores, and strikes suspects out. Both in the shared memory (shared.h). */
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/types.h>
+#include "core/shared.h"
 
-#include "base/error.h"
+typedef enum {
+    MW_DEATH_OURS,   /* a drain, a second signal: nobody is to blame */
+    MW_DEATH_CRASH,  /* by its own doing: what it had begun is suspected, each one crash worse off */
+    MW_DEATH_KILLED, /* from outside: suspected as well, but it takes many of them to be blamed */
+    MW_DEATH_STUCK,  /* the handler that computed did not come back: it alone is to blame */
+} mw_death;
 
-enum { MW_LEDGER_SLOTS = 256, MW_LEDGER_ENTRIES = 4096, MW_LEDGER_ID = 64 };
+enum { MW_KILLS_PER_CRASH = 10 };
 
 /* ---- the supervisor's side ---- */
-typedef struct mw_ledger mw_ledger;
-mw_ledger *mw_ledger_new(uint32_t slots, mw_error *e);
-void mw_ledger_free(mw_ledger *l); /* NULL is fine */
-int mw_ledger_fd(const mw_ledger *l);
-void mw_ledger_allow(mw_ledger *l, uint32_t deaths); /* that many make a dead letter */
-/* The worker of this slot is dead. By its own doing: what it had begun are suspects, each one death worse
- * off. Otherwise it is forgotten. Returns how many. */
-uint32_t mw_ledger_bury(mw_ledger *l, uint32_t slot, bool own_doing, int64_t now_ms);
+/* The worker of this slot is dead: what it had begun becomes suspect, or is forgotten. Returns how many are
+ * suspects now. */
+uint32_t mw_ledger_bury(mw_shared *s, uint32_t slot, mw_death how, int64_t now_ms);
+/* What computes there, or NULL. */
+const mw_begun *mw_ledger_current(const mw_shared *s, uint32_t slot);
 
 /* ---- a worker's side ---- */
-int mw_ledger_attach(int fd, uint32_t slot, mw_error *e);
-bool mw_ledger_on(void);  /* attached: this process is supervised */
-int mw_ledger_slot(void); /* from 0; -1 when nobody supervises */
+bool mw_ledger_on(void); /* attached: this process is supervised */
 uint32_t mw_ledger_allowed(void);
-uint32_t mw_ledger_begin(uint64_t hash, const char *id, size_t len); /* 0: no room, it is not written down */
-void mw_ledger_end(uint32_t entry, uint64_t hash);                   /* neither begun nor suspect any more */
-/* -1: no suspect; else how many workers it has killed. With `elsewhere`, one that stands in another worker's
- * table counts as well: its death may not have been noticed yet. */
-int mw_ledger_deaths(uint64_t hash, bool elsewhere);
+/* The tally is the pipeline's place (tally.h). 0: no room, it is not written down. */
+uint32_t mw_ledger_begin(uint64_t hash, uint64_t lane, uint16_t tally, const char *id, size_t len);
+void mw_ledger_end(uint32_t entry, uint64_t hash); /* neither begun nor suspect any more */
+void mw_ledger_reset(void); /* for tests that are several workers: every entry is free again */
+/* Is it a suspect? Then `why` is filled. With `elsewhere`, one that stands in another worker's table counts
+ * as well, for nothing: its death may not have been noticed yet. */
+bool mw_ledger_suspects(uint64_t hash, bool elsewhere, mw_suspicion *why);

@@ -1,15 +1,19 @@
 #include "lua/core.h"
 
 #include <lauxlib.h>
+#include <stdio.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "base/dict.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/nearest.h"
 #include "base/text.h"
 #include "app/app.h"
+#include "app/child.h"
 #include "app/door.h"
+#include "app/watch.h"
 #include "lua/vm.h"
 #include "supervisor/supervisor.h"
 #include "supervisor/worker.h"
@@ -30,6 +34,7 @@ void mw_core_shutdown(void) {
     process_loop = NULL;
     mw_dict_clear_all();
     mw_text_cache_clear();
+    mw_modules_forget();
 }
 
 /* set_tick(function): what the loop calls when something is ready for this state */
@@ -61,6 +66,16 @@ static int l_terminal(lua_State *L) {
     return 1;
 }
 
+/* hash(text) -> 16 hexadecimal digits: the same text, the same hash, in every process */
+static int l_hash(lua_State *L) {
+    size_t len;
+    char digits[20];
+    const char *text = luaL_checklstring(L, 1, &len);
+    snprintf(digits, sizeof digits, "%016llx", (unsigned long long)mw_hash64(text, len));
+    lua_pushstring(L, digits);
+    return 1;
+}
+
 static int l_memory(lua_State *L) { /* bytes this state holds */
     lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.vm");
     lua_pushnumber(L, (double)((mw_vm *)lua_touserdata(L, -1))->alloc.bytes);
@@ -72,9 +87,14 @@ int luaopen_moonwire_core(lua_State *L) {
                                          {"step", l_step},
                                          {"terminal", l_terminal},
                                          {"memory", l_memory},
+                                         {"hash", l_hash},
                                          {"app", mw_app_new},
+                                         {"watch", mw_watch_lua},
+                                         {"child", mw_child_new},
+                                         {"be_child", mw_child_be},
                                          {"supervise", mw_supervise},
                                          {"attach_worker", mw_worker_attach},
+                                         {"worker_settings", mw_worker_settings},
                                          {"control_path", mw_door_path},
                                          {"control_sockets", mw_door_sockets},
                                          {"control_call", mw_door_call},

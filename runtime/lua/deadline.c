@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "core/ledger.h"
 #include "lua/vm.h"
 
 enum { PERIOD_MS = 10, IDLE_PERIODS = 5, GRACE_MS = 5000 };
@@ -26,8 +27,9 @@ static struct {
     mw_vm *volatile vm;            /* whose tick runs */
     mw_delivery *volatile current; /* whose handler runs */
     volatile uint64_t deadline;
-    volatile sig_atomic_t armed; /* the hook is set in vm */
-    mw_vm *owner;                /* of the profiler */
+    volatile uint64_t read_until; /* a project is read in vm, and may be until then; 0: none is */
+    volatile sig_atomic_t armed;  /* the hook is set in vm */
+    mw_vm *owner;                 /* of the profiler */
 } watch;
 
 static uint64_t mono_ms(void) {
@@ -55,9 +57,17 @@ static bool too_much(mw_vm *vm) {
     return false;
 }
 
+static void push_read_too_long(lua_State *L, lua_Debug *ar) {
+    lua_getinfo(L, "l", ar);
+    lua_pushfstring(L, "%s:%d: still not read after %d s", ar->short_src, ar->currentline,
+                    MW_READ_LIMIT_MS / 1000);
+}
+
 static void hook(lua_State *L, lua_Debug *ar) {
     if (in_library(L, ar)) return;
-    if (watch.armed && watch.current)
+    if (watch.armed && watch.read_until)
+        push_read_too_long(L, ar);
+    else if (watch.armed && watch.current)
         lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.deadline"); /* allocates nothing */
     else if (watch.vm->crowded && too_much(watch.vm))
         lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.memory");
@@ -114,8 +124,10 @@ static void on_period(int n) {
     if (d && watch.now >= watch.deadline) {
         mw_delivery_set_late(d);
         arm();
-        if (watch.now >= watch.deadline + GRACE_MS) give_up(d);
+        if (watch.now >= watch.deadline + GRACE_MS && !mw_ledger_on())
+            give_up(d); /* or the supervisor does */
     }
+    if (watch.read_until && watch.now >= watch.read_until) arm();
     watch.idle = watch.vm ? 0 : watch.idle + 1;
     if (watch.idle >= IDLE_PERIODS) set_timer(0);
     errno = kept;
@@ -133,19 +145,40 @@ static void make_timer(void) {
     mw_log_end();
 }
 
+static void run_timer(void) {
+    if (watch.running) return;
+    if (!watch.made) make_timer();
+    if (!watch.made) return;
+    watch.now = mono_ms();
+    watch.idle = 0;
+    set_timer(PERIOD_MS);
+}
+
 /* ---- whose turn it is ---- */
 
 static void sampled(void *data, lua_State *L, int samples, int state) {
     (void)data, (void)L, (void)samples, (void)state;
 }
 
+static bool compiles(lua_State *L) {
+    int top = lua_gettop(L);
+    lua_getglobal(L, "jit");
+    lua_getfield(L, -1, "status");
+    bool on = lua_pcall(L, 0, 1, 0) == 0 && lua_toboolean(L, -1);
+    lua_settop(L, top);
+    return on;
+}
+
 void mw_deadline_own(mw_vm *vm) {
     if (!vm->watched) return;
     if (watch.owner && watch.owner->retired) mw_deadline_disown(watch.owner);
-    if (watch.owner) { /* another app's in this process */
+    if (watch.owner && watch.owner != vm) { /* the current one's, while this is on trial; or another app's */
+        vm->interpreted = vm->interpreted || compiles(vm->L);
         luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
         return;
     }
+    if (vm->interpreted) luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
+    vm->interpreted = false;
     watch.owner = vm;
     luaJIT_profile_start(vm->L, "li2000000", sampled, NULL);
     setitimer(ITIMER_PROF, &(struct itimerval){0}, NULL); /* the signal comes from us only */
@@ -161,18 +194,31 @@ void mw_deadline_disown(mw_vm *vm) {
 mw_vm *mw_deadline_begin(mw_vm *vm) {
     mw_vm *before = watch.vm;
     watch.vm = vm;
-    if (!vm->watched || watch.running) return before;
-    if (!watch.made) make_timer();
-    if (!watch.made) return before;
-    watch.now = mono_ms();
-    watch.idle = 0;
-    set_timer(PERIOD_MS);
+    if (vm->watched) run_timer();
     return before;
 }
 
 void mw_deadline_end(mw_vm *before) {
     mw_vm_leave(watch.vm, NULL);
     watch.vm = before;
+}
+
+/* ---- reading ---- */
+
+mw_reading mw_deadline_read(mw_vm *vm) {
+    mw_reading r = {.before = watch.vm};
+    luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* compiled code would not look */
+    watch.vm = vm;
+    watch.read_until = mono_ms() + MW_READ_LIMIT_MS;
+    run_timer();
+    return r;
+}
+
+void mw_deadline_read_end(mw_vm *vm, mw_reading r, bool compile) {
+    watch.read_until = 0;
+    disarm(vm);
+    watch.vm = r.before;
+    if (compile) luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
 }
 
 /* ---- for Lua ---- */
@@ -184,13 +230,20 @@ void mw_vm_limits(mw_vm *vm, bool watched, double memory) {
 
 void mw_vm_enter(mw_vm *vm, mw_delivery *d) {
     mw_alloc_strict(&vm->alloc, true);
+    int64_t left = mw_delivery_left(d);
+    mw_pulse *pulse = mw_pulse_mine;
+    pulse->allow_ms = (uint32_t)left + 1;
+    pulse->entry = mw_delivery_ledger(d);
+    pulse->turn++;
     if (!vm->watched) return;
-    watch.deadline = watch.now + (uint64_t)(mw_delivery_left(d) + PERIOD_MS); /* never too early */
+    watch.deadline = watch.now + (uint64_t)(left + PERIOD_MS); /* never too early */
     watch.current = d;
 }
 
 bool mw_vm_leave(mw_vm *vm, mw_delivery *d) {
     watch.current = NULL;
+    mw_pulse_mine->entry = mw_pulse_mine->allow_ms = 0;
+    mw_pulse_mine->turn++;
     mw_alloc_strict(&vm->alloc, false);
     disarm(vm);
     return d && mw_delivery_late(d);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "json/vm.h"
 #include "lua/core.h"
 #include "lua/embedded.h"
@@ -47,17 +48,66 @@ static int l_source(lua_State *L) {
     return 1;
 }
 
+/* ---- compiled once a process: every reload makes a fresh state, and compiling is most of what that costs
+ * ---- */
+
+typedef struct compiled {
+    struct compiled *next;
+    const mw_embedded *file;
+    mw_buf code;
+} compiled;
+
+static compiled *compiled_files;
+
+static int add_code(lua_State *L, const void *data, size_t len, void *buf) {
+    (void)L;
+    mw_buf_add(buf, data, len);
+    return 0;
+}
+
+static int load_embedded(lua_State *L, const mw_embedded *f) {
+    const char *chunk = lua_pushfstring(L, "=%s", f->name);
+    for (compiled *c = compiled_files; c; c = c->next)
+        if (c->file == f) return luaL_loadbufferx(L, c->code.data, c->code.len, chunk, "b");
+    int status = luaL_loadbufferx(L, f->data, f->len, chunk, "t");
+    if (status) return status;
+    compiled *c = calloc(1, sizeof *c);
+    if (!c) abort();
+    c->file = f;
+    lua_dump(L, add_code, &c->code);
+    c->next = compiled_files;
+    compiled_files = c;
+    return 0;
+}
+
+void mw_modules_forget(void) {
+    for (compiled *c = compiled_files, *next; c; c = next) {
+        next = c->next;
+        mw_buf_free(&c->code);
+        free(c);
+    }
+    compiled_files = NULL;
+}
+
+/* 0 with the chunk on the stack, 1 when there is no such file, -1 with the error. */
+static int load_module(lua_State *L, const char *path) {
+    if (load_from_tree(L, path) == 0) {
+        size_t len;
+        const char *text = lua_tolstring(L, -1, &len);
+        return luaL_loadbufferx(L, text, len, lua_pushfstring(L, "=%s", path), "t") ? -1 : 0;
+    }
+    const mw_embedded *f = embedded(path);
+    if (!f) return 1;
+    return load_embedded(L, f) ? -1 : 0;
+}
+
 static int search(lua_State *L) {
     const char *name = luaL_gsub(L, luaL_checkstring(L, 1), ".", "/");
     static const char *const shapes[] = {"lua/%s.lua", "lua/%s/init.lua"};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const char *path = lua_pushfstring(L, shapes[i], name);
-        if (push_source(L, path)) continue;
-        size_t len;
-        const char *text = lua_tolstring(L, -1, &len);
-        lua_pushfstring(L, "=%s", path);
-        if (luaL_loadbufferx(L, text, len, lua_tostring(L, -1), "t")) return lua_error(L);
-        return 1;
+        int rc = load_module(L, lua_pushfstring(L, shapes[i], name));
+        if (rc < 0) return lua_error(L);
+        if (rc == 0) return 1;
     }
     lua_pushfstring(L, "\n\tno file of the library for " LUA_QS, name);
     return 1;

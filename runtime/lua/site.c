@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/shared.h"
 #include "lua/vm.h"
 #include "lua/deadline.h"
 
@@ -21,6 +22,7 @@ struct mw_site {
     mw_loop *loop;
     mw_buf links, pipelines, vms; /* of held_link, held_pipeline, mw_vm * */
     mw_vm *current;
+    mw_vm *trial; /* a canary, beside it */
     uint32_t generations;
     bool draining, ending;
     void (*drained)(void *owner);
@@ -70,6 +72,7 @@ void mw_site_free(mw_site *s) {
 
 mw_loop *mw_site_loop(const mw_site *s) { return s->loop; }
 mw_vm *mw_site_current(const mw_site *s) { return s->current; }
+mw_vm *mw_site_trial(const mw_site *s) { return s->trial; }
 bool mw_site_draining(const mw_site *s) { return s->draining; }
 
 /* ---- links ---- */
@@ -186,6 +189,7 @@ bool mw_site_idle(mw_site *s) {
 
 void mw_site_drain(mw_site *s) {
     if (s->draining) return;
+    mw_site_rollback(s);
     s->draining = true;
     if (!any_open(s) && s->drained) s->drained(s->owner);
     for (size_t i = 0; i < pipeline_count(s); i++)
@@ -194,8 +198,15 @@ void mw_site_drain(mw_site *s) {
 
 /* ---- generations ---- */
 
+/* Of workers the supervisor counts, so that they agree. */
+static uint32_t next_generation(mw_site *s) {
+    const mw_shared *shared = mw_shared_all();
+    s->generations++;
+    return shared ? __atomic_load_n(&shared->generation, __ATOMIC_ACQUIRE) : s->generations;
+}
+
 mw_vm *mw_site_prepare(mw_site *s) {
-    mw_vm *vm = mw_vm_new(s, ++s->generations);
+    mw_vm *vm = mw_vm_new(s, next_generation(s));
     mw_buf_add(&s->vms, &vm, sizeof vm);
     return vm;
 }
@@ -204,6 +215,7 @@ void mw_site_reject(mw_site *s, mw_vm *vm) {
     for (size_t i = 0; i < vm_count(s); i++)
         if (vm_at(s, i) == vm) take_out(&s->vms, i, sizeof vm);
     if (s->current == vm) s->current = NULL;
+    if (s->trial == vm) s->trial = NULL;
     mw_vm_free(vm);
 }
 
@@ -229,15 +241,7 @@ static void drain_others(mw_site *s, mw_vm *vm, mw_switch *out) {
     }
 }
 
-int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
-    *out = (mw_switch){.generation = vm->generation};
-    if (start_new(s, vm, out, e)) {
-        for (size_t i = 0; i < mw_vm_plans(vm);
-             i++) /* as if it had never been: the old generation serves on */
-            if (!mw_vm_plan(vm, i)->kept) mw_pipeline_drain(mw_vm_plan(vm, i)->p);
-        return -1;
-    }
-    drain_others(s, vm, out);
+static void make_current(mw_site *s, mw_vm *vm, mw_switch *out) {
     for (size_t i = 0; i < mw_vm_plans(vm); i++) {
         if (!mw_vm_plan(vm, i)->kept) continue;
         mw_vm_adopt(vm, i);
@@ -248,5 +252,64 @@ int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
     if (old) mw_vm_retire(old);
     mw_deadline_own(vm);
     mw_vm_wake(vm);
+}
+
+int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
+    *out = (mw_switch){.generation = vm->generation};
+    if (s->trial) return mw_fail(e, MW_EUSAGE, false, "a canary runs: it has to end first");
+    if (start_new(s, vm, out, e)) {
+        for (size_t i = 0; i < mw_vm_plans(vm);
+             i++) /* as if it had never been: the old generation serves on */
+            if (!mw_vm_plan(vm, i)->kept) mw_pipeline_drain(mw_vm_plan(vm, i)->p);
+        return -1;
+    }
+    drain_others(s, vm, out);
+    make_current(s, vm, out);
     return 0;
+}
+
+/* ---- canaries ---- */
+
+static int only_code_differs(mw_site *s, mw_vm *vm, mw_error *e) {
+    static const char advice[] = "a canary can only try code; reload without one";
+    for (size_t i = 0; i < mw_vm_plans(vm); i++) {
+        const mw_plan *plan = mw_vm_plan(vm, i);
+        if (!plan->kept)
+            return mw_fail(e, MW_EUSAGE, false, "pipeline \"%s\" is new, or reads from elsewhere: %s",
+                           plan->spec.name, advice);
+        const char *setting = mw_pipeline_differs(plan->p, &plan->spec);
+        if (setting)
+            return mw_fail(e, MW_EUSAGE, false, "pipeline \"%s\" has another `%s`: %s", plan->spec.name,
+                           setting, advice);
+    }
+    for (size_t i = 0; i < pipeline_count(s); i++) {
+        held_pipeline *h = pipeline_at(s, i);
+        if (!h->open || mw_pipeline_draining(h->p) || planned(vm, h->p)) continue;
+        return mw_fail(e, MW_EUSAGE, false, "pipeline \"%s\" is gone: %s", mw_pipeline_name(h->p), advice);
+    }
+    return 0;
+}
+
+int mw_site_try(mw_site *s, mw_vm *vm, double share, uint64_t salt, mw_error *e) {
+    if (s->trial) return mw_fail(e, MW_EUSAGE, false, "a canary runs already");
+    if (only_code_differs(s, vm, e)) return -1;
+    s->trial = vm;
+    mw_deadline_own(vm);
+    for (size_t i = 0; i < mw_vm_plans(vm); i++) mw_vm_try(vm, i, share, salt);
+    return 0;
+}
+
+void mw_site_promote(mw_site *s, mw_switch *out) {
+    mw_vm *vm = s->trial;
+    s->trial = NULL;
+    *out = (mw_switch){.generation = vm->generation};
+    make_current(s, vm, out);
+}
+
+void mw_site_rollback(mw_site *s) {
+    mw_vm *vm = s->trial;
+    if (!vm) return;
+    s->trial = NULL;
+    for (size_t i = 0; i < mw_vm_plans(vm); i++) mw_pipeline_end_trial(mw_vm_plan(vm, i)->p);
+    mw_vm_retire(vm);
 }

@@ -25,6 +25,13 @@ void mw_site_reject(mw_site *s, mw_vm *vm);
  * changed. */
 int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e);
 
+/* A canary: it handles a share of the messages beside the current one, until it is promoted or rolled back.
+ * Refused when it declares other pipelines, or other settings for one: only code can be tried. */
+int mw_site_try(mw_site *s, mw_vm *vm, double share, uint64_t salt, mw_error *e);
+void mw_site_promote(mw_site *s, mw_switch *out); /* there is one */
+void mw_site_rollback(mw_site *s);                /* what it runs may end; none is fine */
+mw_vm *mw_site_trial(const mw_site *s);           /* or NULL */
+
 void mw_site_drain(mw_site *s); /* `drained` follows, perhaps at once */
 bool mw_site_draining(const mw_site *s);
 bool mw_site_idle(mw_site *s);

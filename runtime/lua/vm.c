@@ -79,6 +79,7 @@ static void tick(mw_deferred *d) {
     if (vm->tick == LUA_NOREF) return;
     mw_error e;
     mw_vm *before = mw_deadline_begin(vm);
+    for (size_t i = 0; i < mw_vm_plans(vm); i++) mw_pipeline_turn(mw_vm_plan(vm, i)->p, vm);
     lua_rawgeti(vm->L, LUA_REGISTRYINDEX, vm->tick);
     if (mw_vm_call(vm->L, 0, 0, &e)) { /* handlers run protected: a fault of ours; say it loudly and go on */
         mw_log_begin(MW_ERROR, "internal error in the dispatcher");
@@ -177,6 +178,10 @@ mw_pipeline *mw_vm_pipeline(mw_vm *vm, const mw_pipeline_spec *spec, mw_failure 
     mw_site_hold(vm->site, plan.p);
     mw_buf_add(&vm->plans, &plan, sizeof plan);
     return plan.p;
+}
+
+void mw_vm_try(mw_vm *vm, size_t i, double share, uint64_t salt) {
+    mw_pipeline_try(mw_vm_plan(vm, i)->p, events_of(vm), vm->generation, share, salt);
 }
 
 void mw_vm_adopt(mw_vm *vm, size_t i) {

@@ -36,7 +36,8 @@ struct mw_vm {
     uint32_t generation;
     uint32_t running; /* deliveries that its handlers have */
     mw_alloc alloc;
-    bool retired, watched; /* watched: see watch.h */
+    bool retired, watched; /* watched: see deadline.h */
+    bool interpreted;      /* only until it owns the profiler, see deadline.h */
     bool crowded;          /* its handler is over the memory limit */
 };
 
@@ -45,6 +46,7 @@ void mw_vm_free(mw_vm *vm);   /* only the site calls it; NULL is fine */
 void mw_vm_retire(mw_vm *vm); /* takes nothing more; goes with its last task */
 size_t mw_vm_plans(const mw_vm *vm);
 mw_plan *mw_vm_plan(const mw_vm *vm, size_t i);
+void mw_vm_try(mw_vm *vm, size_t i, double share, uint64_t salt); /* a canary on plan i's kept pipeline */
 void mw_vm_adopt(mw_vm *vm, size_t i); /* the kept pipeline of plan i is its own from now on */
 
 /* Calls the function and arguments on the stack with a traceback; on an error leaves nothing and fills e. */
@@ -57,3 +59,4 @@ void mw_vm_free_waits(mw_vm *vm);
 
 /* modules.c: libraries, loaders and the preloaded C modules of a fresh state */
 void mw_modules_open(mw_vm *vm);
+void mw_modules_forget(void); /* the compiled library; at the end of the process */

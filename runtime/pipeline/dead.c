@@ -33,6 +33,12 @@ static void copy_headers(mw_headers *h, const mw_parts *parts) {
             mw_headers_add(h, x.name, x.name_len, x.value, x.value_len);
 }
 
+static uint32_t generation_of(const mw_delivery *d) {
+    const mw_pipeline *p = d->pipeline;
+    bool on_trial = d->taker && d->taker == p->trial.events.owner;
+    return on_trial ? p->trial.generation : p->main.generation;
+}
+
 mw_message *mw_dead_letter(const mw_delivery *d, const char *class_name, const char *reason,
                            size_t reason_len) {
     const mw_pipeline *p = d->pipeline;
@@ -52,7 +58,7 @@ mw_message *mw_dead_letter(const mw_delivery *d, const char *class_name, const c
     add_text(&h, "mw-dead-last-error", d->error ? d->error : d->first_error);
     add_time(&h, "mw-dead-published", parts.time_ms);
     add_time(&h, "mw-dead-time", mw_loop_wall_ms(p->loop));
-    mw_headers_addf(&h, "mw-dead-generation", "%u", p->generation);
+    mw_headers_addf(&h, "mw-dead-generation", "%u", generation_of(d));
     if (p->spec.on_dead != MW_DEAD_CONTINUE && d->lane_key)
         mw_headers_addf(&h, "mw-dead-lane", "%016llx", (unsigned long long)d->lane_key);
     parts.headers = h.data;

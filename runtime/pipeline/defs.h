@@ -1,11 +1,11 @@
 /* defs.h - the structs behind pipeline.h, shared by the files that make up a pipeline and by nobody
  * else: pipeline.c (life), source.c (what the driver says), lanes.c (order), take.c (hand-out), verdict.c
- * (what an answer costs), settle.c (telling the broker), dead.c (dead letters). */
+ * (what an answer costs), settle.c (telling the broker), dead.c (dead letters), trial.c (canaries). */
 #pragma once
 #include "base/buf.h"
 #include "base/hash.h"
 #include "pipeline/pipeline.h"
-#include "pipeline/timing.h"
+#include "core/tally.h"
 
 typedef enum {
     MW_D_UNKEYED,  /* its lane is not known yet */
@@ -66,8 +66,9 @@ struct mw_delivery {
     uint8_t mark;   /* mw_mark to set with the ack */
     uint8_t weight; /* how many its time stands for */
     bool fenced : 1, counted : 1, hold : 1, failed_publish : 1, refused_publish : 1, dead_letter : 1,
-        replay : 1, expired : 1, marked : 1, on_ledger : 1, suspect : 1;
-    bool late; /* not a bit: a signal handler sets it */
+        replay : 1, expired : 1, marked : 1, on_ledger : 1, suspect : 1,
+        on_trial : 1; /* ready, and for the generation on trial */
+    bool late;        /* not a bit: a signal handler sets it */
 };
 
 typedef struct mw_list {
@@ -82,27 +83,42 @@ struct mw_source {
 
 enum { MW_LEVELS = MW_PRIORITY_MAX + 1 };
 
+/* Who takes deliveries, and what is ready for them: the current generation, and beside it, during a canary,
+ * the one on trial. */
+typedef struct mw_outlet {
+    mw_pipeline *pipeline;
+    mw_pipeline_events events;
+    uint32_t generation;
+    mw_list ready[MW_LEVELS];
+    uint32_t ready_levels, ready_count; /* levels: bit set = not empty */
+    mw_timer batch_timer;
+    bool batch_due;
+    uint32_t running;            /* handlers of the one on trial; of the other nobody asks */
+    uint64_t messages, failures; /* first attempts that ended since the trial began */
+} mw_outlet;
+
 struct mw_pipeline {
     mw_pipeline_spec spec;
-    mw_pipeline_events events;
+    mw_outlet main, trial;
+    mw_outlet *turn;      /* who takes now; NULL: a generation that is gone lets its last handlers end */
+    uint64_t trial_below; /* what hashes below is the trial's; 0: there is none */
+    uint64_t trial_salt;
+    double trial_share;
     mw_loop *loop;
     mw_source source;
     const mw_driver *driver;
     mw_sub *sub;
     char *strings; /* what spec's texts point into */
 
-    mw_list ready[MW_LEVELS];
-    uint32_t ready_levels, ready_count; /* levels: bit set = not empty */
     mw_list unkeyed, expired;
     mw_delivery *all;
     uint32_t in_flight, running, budget;
     size_t in_flight_bytes;
     bool paused;  /* told the driver "no room"; it waits for resume */
     bool stopped; /* by mw_pipeline_pause: nothing is taken */
-    bool draining, unsubscribed, closed, abandoned, batch_due;
+    bool draining, unsubscribed, closed, abandoned;
     bool refused; /* waits until a suspect has ended, see isolate.c */
     mw_pipeline *refused_next;
-    mw_timer batch_timer;
 
     mw_map lanes; /* key -> mw_lane */
     mw_map marks; /* key -> mw_mark */
@@ -118,17 +134,15 @@ struct mw_pipeline {
     mw_timer breaker_timer;
 
     uint64_t random;
-    uint32_t generation;
-    mw_counters counters;
     uint32_t unmeasured, measure_after; /* taken since the last one whose time is measured; how many may be */
-    mw_timing timing;
-    mw_rate rate;
+    mw_tally *tally;
 };
 
 /* pipeline.c */
 mw_delivery *mw_delivery_new(mw_pipeline *p);
 void mw_delivery_free(mw_delivery *d); /* gives back memory, window and outgoing; not in any list by then */
 void mw_pipeline_wake(mw_pipeline *p);
+void mw_outlet_wake(mw_outlet *o);
 void mw_pipeline_check_drained(mw_pipeline *p);
 double mw_pipeline_random(mw_pipeline *p); /* [0, 1) */
 
@@ -153,12 +167,19 @@ void mw_delivery_end_run(mw_delivery *d); /* the handler is done with it */
 void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy);
 void mw_breaker_success(mw_pipeline *p);
 
+/* trial.c */
+mw_outlet *mw_trial_outlet(mw_pipeline *p, const mw_delivery *d); /* whose it is, once it is ready */
+uint32_t mw_trial_quota(const mw_pipeline *p);    /* handlers that the trial may have of the concurrency */
+void mw_trial_count(mw_delivery *d, bool failed); /* its handler has answered */
+void mw_trial_recount(mw_delivery *d);            /* what was counted as well has failed after all */
+
 /* isolate.c: only when the process is supervised (mw_ledger_on) */
 typedef enum { MW_GO, MW_WAIT, MW_BURY } mw_isolation;
 mw_isolation mw_isolate_ask(mw_delivery *d); /* may it begin now? */
 void mw_isolate_begin(mw_delivery *d);
 void mw_isolate_end(mw_delivery *d);
 void mw_isolate_bury(mw_delivery *d); /* a ready one, out of its list; it is gone afterwards */
+void mw_isolate_settled(void);        /* one is settled: a suspect may have waited for it */
 void mw_isolate_forget(mw_pipeline *p);
 
 /* settle.c */
@@ -169,6 +190,7 @@ void mw_settle_simple(mw_delivery *d, mw_settle_op op); /* PARK, RELEASE */
 void mw_outgoing_discard(mw_delivery *d);
 
 /* verdict.c */
+const mw_policy *mw_policy_for(const mw_pipeline *p, const char *class_name);
 void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len);
 void mw_verdict_publish_failed(mw_delivery *d, const mw_error *e);
 

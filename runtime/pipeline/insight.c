@@ -35,8 +35,8 @@ static void count_keys(const mw_pipeline *p, mw_insight *out) {
     for (mw_lane *l; (l = mw_map_next(&p->lanes, &at, NULL));) out->parked_lanes += l->parked;
 }
 
-void mw_pipeline_look(mw_pipeline *p, mw_insight *out) {
-    static const char *const breakers[] = {"closed", "open", "half-open"};
+const mw_tally *mw_pipeline_look(mw_pipeline *p) {
+    mw_insight *out = &p->tally->look;
     uint64_t mono = mw_loop_mono_ms(p->loop);
     int64_t wall = mw_loop_wall_ms(p->loop), oldest = 0;
     *out = (mw_insight){.in_flight = p->in_flight,
@@ -44,13 +44,13 @@ void mw_pipeline_look(mw_pipeline *p, mw_insight *out) {
                         .bytes = p->in_flight_bytes,
                         .next_retry_ms = -1,
                         .oldest_age_ms = -1,
-                        .breaker = breakers[p->breaker],
+                        .breaker = (uint32_t)p->breaker,
                         .breaker_left_ms = until(p, &p->breaker_timer),
                         .paused = p->stopped,
                         .full = p->in_flight >= p->spec.buffer_count ||
                                 p->in_flight_bytes >= p->spec.buffer_bytes,
                         .draining = p->draining,
-                        .generation = p->generation};
+                        .generation = p->main.generation};
     if (!p->sub || !p->driver->depth(p->sub, &out->depth)) out->depth = (mw_depth){0};
     for (const mw_delivery *d = p->all; d; d = d->all_next) {
         mw_parts parts;
@@ -65,9 +65,9 @@ void mw_pipeline_look(mw_pipeline *p, mw_insight *out) {
         int64_t left = out->depth.next_due_ms - wall;
         out->next_retry_ms = sooner(out->next_retry_ms, left > 0 ? left : 0);
     }
-    out->rate = mw_rate_per_second(&p->rate, mono, p->counters.handled);
-    out->p50 = mw_timing_quantile(&p->timing, mono, 0.5);
-    out->p99 = mw_timing_quantile(&p->timing, mono, 0.99);
+    mw_tally_refresh(p->tally, mono);
+    p->tally->looked_ms = mono;
+    return p->tally;
 }
 
 void mw_lane_look(const mw_pipeline *p, uint64_t lane, mw_lane_view *out) {

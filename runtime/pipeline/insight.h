@@ -1,23 +1,10 @@
 /* insight.h - looking into a running pipeline without touching it: how it stands, what holds a lane, where a
  * message is. For status and explain: each call walks what is in flight once. Loop thread only. */
 #pragma once
+#include "core/tally.h"
 #include "pipeline/pipeline.h"
 
-typedef struct mw_insight {
-    uint32_t in_flight, running, ready, waiting, held, settling;
-    uint32_t held_keys, dead_keys, parked_lanes;
-    size_t bytes;
-    int64_t next_retry_ms;   /* from now; -1: none is known */
-    int64_t oldest_age_ms;   /* of what is not settled, since it was published; -1: there is nothing */
-    int64_t breaker_left_ms; /* while it is open */
-    const char *breaker;     /* closed, open, half-open */
-    bool paused, full, draining;
-    mw_depth depth;
-    double rate, p50, p99; /* per second; seconds, -1 when nothing ran lately */
-    uint32_t generation;
-} mw_insight;
-
-void mw_pipeline_look(mw_pipeline *p, mw_insight *out);
+const mw_tally *mw_pipeline_look(mw_pipeline *p); /* its `look` is of now */
 
 typedef struct mw_lane_view {
     uint64_t lane;

@@ -64,10 +64,13 @@ mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events ev
     mw_pipeline *p = calloc(1, sizeof *p);
     if (!p) abort();
     set_spec(p, spec);
-    p->events = events;
+    p->main = (mw_outlet){.pipeline = p, .events = events};
+    p->trial = (mw_outlet){.pipeline = p};
+    p->turn = &p->main;
     p->loop = mw_link_loop(spec->from);
     p->driver = mw_link_driver(spec->from);
     p->source.pipeline = p;
+    p->tally = mw_tally_new();
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     p->random = mw_hash64(&now, sizeof now);
@@ -75,23 +78,25 @@ mw_pipeline *mw_pipeline_new(const mw_pipeline_spec *spec, mw_pipeline_events ev
 }
 
 void mw_pipeline_adopt(mw_pipeline *p, const mw_pipeline_spec *spec, mw_pipeline_events events) {
+    mw_pipeline_end_trial(p);
     set_spec(p, spec);
-    p->events = events;
+    p->main.events = events;
     mw_source_maybe_resume(p); /* the window may be larger now */
-    if (p->ready_count || p->unkeyed.first) mw_pipeline_wake(p);
+    if (p->main.ready_count || p->unkeyed.first) mw_pipeline_wake(p);
 }
 
 static void told_nothing(void *owner, mw_pipeline *p) { (void)owner, (void)p; }
 
 void mw_pipeline_disown(mw_pipeline *p, const void *owner) {
-    if (p->events.owner != owner) return;
-    p->events.ready = p->events.expired = told_nothing;
-    p->events.owner = NULL;
-    p->events.running = NULL;
+    if (p->trial.events.owner == owner) mw_pipeline_end_trial(p);
+    if (p->main.events.owner != owner) return;
+    p->main.events.ready = p->main.events.expired = told_nothing;
+    p->main.events.owner = NULL;
+    p->main.events.running = NULL;
 }
 
 void mw_pipeline_pause(mw_pipeline *p, bool pause) {
-    p->stopped = pause;
+    p->stopped = p->tally->paused = pause;
     if (pause) return;
     mw_source_maybe_resume(p);
     mw_pipeline_wake(p);
@@ -108,14 +113,18 @@ int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
                          .lease_ms = p->spec.lease_ms,
                          .source = &p->source};
     p->sub = p->driver->subscribe(mw_link_conn(p->spec.from), &s, e);
-    return p->sub ? 0 : -1;
+    if (!p->sub) return -1;
+    p->tally = mw_tally_share(p->tally, p->spec.name, p->spec.channel);
+    if (p->tally->paused) p->stopped = true; /* the process before was told so */
+    return 0;
 }
 
 void mw_pipeline_free(mw_pipeline *p) {
     if (!p) return;
     while (p->all) mw_delivery_free(p->all);
     mw_isolate_forget(p);
-    mw_timer_stop(&p->batch_timer);
+    mw_timer_stop(&p->main.batch_timer);
+    mw_timer_stop(&p->trial.batch_timer);
     mw_timer_stop(&p->breaker_timer);
     mw_deferred_cancel(p->loop, &p->flush);
     uint32_t at = 0;
@@ -130,6 +139,7 @@ void mw_pipeline_free(mw_pipeline *p) {
         free(((mw_delivery **)(void *)p->slabs.data)[i]);
     mw_buf_free(&p->slabs);
     mw_buf_free(&p->settlements);
+    mw_tally_free(p->tally);
     free(p->strings);
     free(p);
 }
@@ -142,7 +152,7 @@ void mw_pipeline_drain(mw_pipeline *p) {
     p->draining = true;
     if (!p->sub) {
         p->closed = true;
-        p->events.closed(p->events.keeper, p);
+        p->main.events.closed(p->main.events.keeper, p);
         return;
     }
     p->driver->pause(p->sub);
@@ -165,14 +175,14 @@ void mw_source_closed(mw_source *s) {
     mw_pipeline *p = s->pipeline;
     p->closed = true;
     p->sub = NULL;
-    p->events.closed(p->events.keeper, p);
+    p->main.events.closed(p->main.events.keeper, p);
 }
 
 void mw_pipeline_abandon(mw_pipeline *p) {
     mw_sub *sub = p->sub;
     p->draining = p->unsubscribed = p->abandoned = true;
     p->settlements.len = 0;
-    p->events.closed = told_nothing;
+    p->main.events.closed = told_nothing;
     for (mw_delivery *d = p->all; d; d = d->all_next) /* its next run must not find it taken */
         if (d->dedupe_key) mw_link_release(d->dedupe, d->dedupe_key, d->dedupe_len);
     if (sub) p->driver->unsubscribe(sub);
@@ -187,18 +197,31 @@ bool mw_pipeline_idle(mw_pipeline *p) {
 
 /* ---- small questions ---- */
 
-void mw_pipeline_set_generation(mw_pipeline *p, uint32_t generation) { p->generation = generation; }
+void mw_pipeline_set_generation(mw_pipeline *p, uint32_t generation) { p->main.generation = generation; }
 const char *mw_pipeline_name(const mw_pipeline *p) { return p->spec.name; }
 const mw_pipeline_spec *mw_pipeline_settings(const mw_pipeline *p) { return &p->spec; }
-void mw_pipeline_counters(const mw_pipeline *p, mw_counters *out) { *out = p->counters; }
+void mw_pipeline_counters(const mw_pipeline *p, mw_counters *out) { *out = p->tally->counters; }
 uint32_t mw_pipeline_in_flight(const mw_pipeline *p) { return p->in_flight; }
 uint32_t mw_pipeline_running(const mw_pipeline *p) { return p->running; }
 mw_message *mw_delivery_message(const mw_delivery *d) { return d->msg; }
 uint32_t mw_delivery_attempt(const mw_delivery *d) { return d->attempt; }
 mw_pipeline *mw_delivery_pipeline(const mw_delivery *d) { return d->pipeline; }
 bool mw_delivery_fenced(const mw_delivery *d) { return d->fenced; }
+uint32_t mw_delivery_ledger(const mw_delivery *d) { return d->ledger_entry; }
 
-void mw_pipeline_wake(mw_pipeline *p) { p->events.ready(p->events.owner, p); }
+void mw_outlet_wake(mw_outlet *o) { o->events.ready(o->events.owner, o->pipeline); }
+
+void mw_pipeline_wake(mw_pipeline *p) {
+    mw_outlet_wake(&p->main);
+    if (p->trial_below) mw_outlet_wake(&p->trial);
+}
+
+void mw_pipeline_turn(mw_pipeline *p, const void *owner) {
+    if (owner == p->main.events.owner)
+        p->turn = &p->main;
+    else
+        p->turn = p->trial_below && owner == p->trial.events.owner ? &p->trial : NULL;
+}
 
 double mw_pipeline_random(mw_pipeline *p) { /* xorshift64*: jitter needs spread, not secrecy */
     p->random ^= p->random >> 12;
@@ -246,6 +269,7 @@ void mw_delivery_free(mw_delivery *d) {
     d->pipeline = NULL;
     d->next = p->free_deliveries;
     p->free_deliveries = d;
+    mw_isolate_settled();
     if (p->draining) mw_pipeline_check_drained(p);
 }
 

@@ -36,6 +36,24 @@ void mw_pipeline_disown(mw_pipeline *p, const void *owner); /* the owner goes: i
 void mw_pipeline_pause(mw_pipeline *p, bool pause); /* take and fetch nothing, until it is undone; what runs
                                                        may end. Survives mw_pipeline_adopt */
 bool mw_pipeline_draining(const mw_pipeline *p);
+
+/* A canary: another owner gets a share of the messages beside this one, until it is ended, or adopts the
+ * pipeline. By key, or by id where there is none, so that a message keeps its owner through retries. */
+void mw_pipeline_try(mw_pipeline *p, mw_pipeline_events events, uint32_t generation, double share,
+                     uint64_t salt);
+void mw_pipeline_end_trial(mw_pipeline *p); /* what it had not begun is the current owner's; none is fine */
+const char *mw_pipeline_differs(const mw_pipeline *p,
+                                const mw_pipeline_spec *spec); /* the first setting that does, or NULL */
+void mw_pipeline_turn(mw_pipeline *p, const void *owner);      /* who takes from now on, before it does */
+
+typedef struct mw_trial_view { /* counted since it began: first attempts that ended, and how many failed */
+    uint32_t generation;       /* 0: there is none */
+    double share;
+    uint64_t messages, failures, old_messages, old_failures;
+} mw_trial_view;
+void mw_pipeline_trial(const mw_pipeline *p, mw_trial_view *out);
+bool mw_pipeline_would_try(const mw_pipeline *p, uint64_t hash); /* does the trial get that key? */
+
 bool mw_pipeline_idle(
     mw_pipeline *p); /* nothing in flight, nothing waiting at the broker, no retry pending */
 
@@ -88,3 +106,4 @@ mw_message *mw_delivery_message(const mw_delivery *d);
 uint32_t mw_delivery_attempt(const mw_delivery *d);
 mw_pipeline *mw_delivery_pipeline(const mw_delivery *d);
 bool mw_delivery_fenced(const mw_delivery *d);
+uint32_t mw_delivery_ledger(const mw_delivery *d); /* supervised: its entry in the ledger; 0: none */

@@ -27,7 +27,7 @@ void mw_pipeline_check_drained(mw_pipeline *p) {
 
 void mw_pipeline_flush(mw_pipeline *p) {
     if (!p->settlements.len) return;
-    mw_rate_note(&p->rate, mw_loop_mono_ms(p->loop), p->counters.handled);
+    mw_rate_note(&p->tally->rate, mw_loop_mono_ms(p->loop), p->tally->counters.handled);
     if (p->spec.dedupe) mw_link_flush(p->spec.dedupe); /* "done" stands before the ack */
     mw_buf batch = p->settlements;
     p->settlements = (mw_buf){0}; /* the driver may cause new ones */
@@ -70,9 +70,9 @@ void mw_settle_simple(mw_delivery *d, mw_settle_op op) {
     d->state = MW_D_SETTLING;
     d->op = (uint8_t)op;
     if (op == MW_SETTLE_PARK)
-        p->counters.parked++;
+        p->tally->counters.parked++;
     else
-        p->counters.released++;
+        p->tally->counters.released++;
     submit(d);
 }
 
@@ -256,7 +256,7 @@ static void submit_again(mw_timer *t) { submit(mw_container_of(t, mw_delivery, t
 static void not_settled(mw_delivery *d, const mw_error *e) {
     mw_pipeline *p = d->pipeline;
     if (e->code == MW_EFENCED || d->fenced) {
-        if (!d->fenced) p->counters.fenced++;
+        if (!d->fenced) p->tally->counters.fenced++;
         mw_delivery_log(MW_WARN, "fenced: verdict discarded", d);
         mw_log_end();
         discard(d);
@@ -281,7 +281,8 @@ void mw_source_settled(mw_source *s, void *cookie, const mw_error *e) {
         else
             retry_stands(d);
     } else {
-        if (d->op == MW_SETTLE_ACK) p->counters.published += d->outgoing_count - (d->dead_letter ? 1 : 0);
+        if (d->op == MW_SETTLE_ACK)
+            p->tally->counters.published += d->outgoing_count - (d->dead_letter ? 1 : 0);
         if (d->mark == MW_MARK_NONE) mw_source_mark(s, d->lane_key, MW_MARK_NONE);
         mw_lane_leave(d);
         mw_delivery_free(d);

@@ -4,7 +4,7 @@
 #include "core/ledger.h"
 #include "pipeline/defs.h"
 
-enum { DEATHS_NEARBY = 16 };
+enum { DEATHS_NEARBY = 64 };
 
 static bool has_room(const mw_pipeline *p, uint32_t count, size_t bytes) {
     return p->in_flight < count && p->in_flight_bytes < bytes;
@@ -49,7 +49,7 @@ static mw_delivery *accept(mw_pipeline *p, const mw_incoming *in) {
     d->not_before = in->not_before;
     p->in_flight++;
     p->in_flight_bytes += mw_message_size(in->msg);
-    p->counters.received++;
+    p->tally->counters.received++;
     return d;
 }
 
@@ -72,10 +72,11 @@ void mw_source_deliver(mw_source *s, const mw_incoming *in, size_t count) {
     }
     /* A driver that used up the room it was told of need not ask again: it is called when there is some. */
     if (!has_room(p, p->spec.buffer_count, p->spec.buffer_bytes)) p->paused = true;
-    if (p->ready_count || p->unkeyed.first) mw_pipeline_wake(p);
+    if (p->main.ready_count || p->trial.ready_count || p->unkeyed.first) mw_pipeline_wake(p);
 }
 
-mw_delivery *mw_pipeline_unkeyed(mw_pipeline *p) { return p->unkeyed.first; }
+/* By the current generation's key alone: two would give one message two lanes. */
+mw_delivery *mw_pipeline_unkeyed(mw_pipeline *p) { return p->turn == &p->main ? p->unkeyed.first : NULL; }
 
 void mw_delivery_set_lane(mw_delivery *d, const char *key, size_t len, bool has_key) {
     mw_list_remove(&d->pipeline->unkeyed, d);
@@ -121,7 +122,7 @@ void mw_source_fence(mw_source *s, uint32_t unit) {
     for (mw_delivery *d = p->all, *next; d; d = next) {
         next = d->all_next;
         if (d->fenced || (unit != MW_UNIT_ALL && d->unit != unit)) continue;
-        p->counters.fenced++;
+        p->tally->counters.fenced++;
         d->fenced = true;
         switch ((mw_delivery_state)d->state) {
         case MW_D_RUNNING:

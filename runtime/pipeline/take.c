@@ -7,52 +7,75 @@
 enum { MEASURE_EVERY = 16 };
 
 static void batch_waited(mw_timer *t) {
-    mw_pipeline *p = mw_container_of(t, mw_pipeline, batch_timer);
-    p->batch_due = true;
-    mw_pipeline_wake(p);
+    mw_outlet *o = mw_container_of(t, mw_outlet, batch_timer);
+    o->batch_due = true;
+    mw_outlet_wake(o);
+}
+
+static mw_outlet *outlet_of(mw_delivery *d) { /* of a ready one */
+    return d->on_trial ? &d->pipeline->trial : &d->pipeline->main;
+}
+
+static void take_out(mw_outlet *o, mw_delivery *d) {
+    uint32_t level = mw_message_priority(d->msg);
+    mw_list_remove(&o->ready[level], d);
+    if (!o->ready[level].first) o->ready_levels &= ~(1u << level);
+    o->ready_count--;
+    d->on_trial = false;
 }
 
 void mw_delivery_make_ready(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
     uint32_t level = mw_message_priority(d->msg);
+    mw_outlet *o = mw_trial_outlet(p, d);
     d->state = MW_D_READY;
-    mw_list_push(&p->ready[level], d);
-    p->ready_levels |= 1u << level;
-    if (p->ready_count++ == 0 && p->spec.batch_size > 1)
-        mw_timer_start(p->loop, &p->batch_timer, p->spec.batch_wait_ms, batch_waited);
-    mw_pipeline_wake(p);
+    d->on_trial = o == &p->trial;
+    mw_list_push(&o->ready[level], d);
+    o->ready_levels |= 1u << level;
+    if (o->ready_count++ == 0 && p->spec.batch_size > 1)
+        mw_timer_start(p->loop, &o->batch_timer, p->spec.batch_wait_ms, batch_waited);
+    mw_outlet_wake(o);
 }
 
 void mw_delivery_unready(mw_delivery *d) {
-    mw_pipeline *p = d->pipeline;
-    uint32_t level = mw_message_priority(d->msg);
-    mw_list_remove(&p->ready[level], d);
-    if (!p->ready[level].first) p->ready_levels &= ~(1u << level);
-    if (--p->ready_count) return;
-    mw_timer_stop(&p->batch_timer);
-    p->batch_due = false;
+    mw_outlet *o = outlet_of(d);
+    take_out(o, d);
+    if (o->ready_count) return;
+    mw_timer_stop(&o->batch_timer);
+    o->batch_due = false;
+}
+
+/* A busy pipeline would never let the other generation in: what is ready for the trial has its share of the
+ * concurrency kept free, and no more than that. */
+static bool has_place(const mw_pipeline *p, uint32_t limit) {
+    if (!p->trial_below) return p->running < limit;
+    uint32_t quota = mw_trial_quota(p), trial = p->trial.running;
+    if (p->turn == &p->trial) return p->running < limit && trial < quota;
+    uint32_t kept = trial < quota ? quota - trial : 0;
+    return p->running + (kept < p->trial.ready_count ? kept : p->trial.ready_count) < limit;
+}
+
+static bool is_open(const mw_pipeline *p) {
+    return p->turn && p->turn->ready_count && p->breaker != MW_OPEN && !p->draining && !p->stopped;
 }
 
 static bool may_start(const mw_pipeline *p) {
-    uint32_t limit = p->breaker == MW_HALF_OPEN ? 1 : p->spec.concurrency;
-    return p->ready_count && p->budget && p->running < limit && p->breaker != MW_OPEN && !p->draining &&
-           !p->stopped;
+    return is_open(p) && p->budget && has_place(p, p->breaker == MW_HALF_OPEN ? 1 : p->spec.concurrency);
 }
 
 bool mw_pipeline_more(const mw_pipeline *p) {
-    return p->ready_count && !p->budget && p->running < p->spec.concurrency && p->breaker != MW_OPEN &&
-           !p->draining && !p->stopped;
+    return is_open(p) && !p->budget && has_place(p, p->spec.concurrency);
 }
 
-static mw_delivery *next_ready(const mw_pipeline *p) {
-    return p->ready[31u - (uint32_t)__builtin_clz(p->ready_levels)].first;
+static mw_delivery *next_ready(const mw_outlet *o) {
+    return o->ready[31u - (uint32_t)__builtin_clz(o->ready_levels)].first;
 }
 
 /* Is there one, and do suspects let it begin? Those that killed too often are buried on the way. */
 static bool next_may_begin(mw_pipeline *p) {
-    if (!mw_ledger_on()) return p->ready_count;
-    while (p->ready_count) {
-        mw_delivery *d = next_ready(p);
+    if (!mw_ledger_on()) return p->turn->ready_count;
+    while (p->turn->ready_count) {
+        mw_delivery *d = next_ready(p->turn);
         switch (mw_isolate_ask(d)) {
         case MW_GO: return true;
         case MW_WAIT: return false;
@@ -66,17 +89,14 @@ static bool next_may_begin(mw_pipeline *p) {
 }
 
 static mw_delivery *begin(mw_pipeline *p) {
-    mw_delivery *d = next_ready(p);
-    uint32_t level = mw_message_priority(d->msg);
-    mw_list_remove(&p->ready[level], d);
-    if (!p->ready[level].first) p->ready_levels &= ~(1u << level);
-    p->ready_count--;
+    mw_delivery *d = next_ready(p->turn);
+    take_out(p->turn, d);
     d->taken = mw_loop_mono_ms(p->loop);
     d->state = MW_D_RUNNING;
     d->deadline = mw_loop_mono_ms(p->loop) + (uint64_t)p->spec.timeout_ms;
     d->late = false;
-    d->taker = p->events.owner;
-    d->running = p->events.running;
+    d->taker = p->turn->events.owner;
+    d->running = p->turn->events.running;
     if (d->running) ++*d->running;
     if (mw_ledger_on()) mw_isolate_begin(d);
     if (p->driver->begin) p->driver->begin(p->sub, d->tag, d->unit);
@@ -95,7 +115,7 @@ static void measure(mw_pipeline *p, mw_delivery *d) {
 
 static void measured(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
-    mw_timing_add(&p->timing, mw_loop_mono_ms(p->loop), mw_timing_clock_ns() - d->began_ns, d->weight);
+    mw_timing_add(&p->tally->timing, mw_loop_mono_ms(p->loop), mw_timing_clock_ns() - d->began_ns, d->weight);
     d->began_ns = 0;
 }
 
@@ -103,6 +123,7 @@ mw_delivery *mw_pipeline_take(mw_pipeline *p) {
     if (!may_start(p) || !next_may_begin(p)) return NULL;
     p->budget--;
     p->running++;
+    p->trial.running += p->turn == &p->trial;
     mw_delivery *d = begin(p);
     d->counted = true;
     measure(p, d);
@@ -110,7 +131,9 @@ mw_delivery *mw_pipeline_take(mw_pipeline *p) {
 }
 
 uint32_t mw_pipeline_take_batch(mw_pipeline *p, mw_delivery **out, uint32_t max) {
-    if (!may_start(p) || (p->ready_count < p->spec.batch_size && !p->batch_due)) return 0;
+    if (!may_start(p)) return 0;
+    mw_outlet *o = p->turn;
+    if (o->ready_count < p->spec.batch_size && !o->batch_due) return 0;
     uint32_t n = 0;
     while (n < max && n < p->spec.batch_size && next_may_begin(p)) out[n++] = begin(p);
     if (!n) return 0;
@@ -118,10 +141,11 @@ uint32_t mw_pipeline_take_batch(mw_pipeline *p, mw_delivery **out, uint32_t max)
     out[0]->weight = 1;
     out[0]->counted = true; /* the batch is one handler: the first of it carries the count */
     p->running++;
+    p->trial.running += o == &p->trial;
     p->budget -= n < p->budget ? n : p->budget;
-    p->batch_due = false;
-    mw_timer_stop(&p->batch_timer);
-    if (p->ready_count) mw_timer_start(p->loop, &p->batch_timer, p->spec.batch_wait_ms, batch_waited);
+    o->batch_due = false;
+    mw_timer_stop(&o->batch_timer);
+    if (o->ready_count) mw_timer_start(p->loop, &o->batch_timer, p->spec.batch_wait_ms, batch_waited);
     return n;
 }
 
@@ -132,8 +156,11 @@ void mw_pipeline_budget(mw_pipeline *p, uint32_t messages) {
 
 void mw_delivery_end_run(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
+    bool others = d->taker && d->taker != p->main.events.owner;
     if (d->counted) p->running--;
+    if (d->counted && others && d->taker == p->trial.events.owner) p->trial.running--;
     d->counted = false;
+    if (others || p->trial_below) mw_pipeline_wake(p); /* the place is free for another generation */
     if (d->running) --*d->running;
     d->running = NULL;
     if (d->on_ledger) mw_isolate_end(d);
@@ -158,7 +185,7 @@ static void deadline_passed(mw_timer *t) {
     mw_delivery *d = mw_container_of(t, mw_delivery, timer);
     d->expired = true;
     mw_list_push(&d->pipeline->expired, d);
-    d->pipeline->events.expired(d->taker, d->pipeline);
+    d->pipeline->main.events.expired(d->taker, d->pipeline);
 }
 
 bool mw_delivery_wait(mw_delivery *d) {

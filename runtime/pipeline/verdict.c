@@ -9,7 +9,7 @@
 
 enum { BUSY_AGAIN_MS = 100, TEXT_MAX = 4096 }; /* an error may be megabytes long; a header may not */
 
-static const mw_policy *policy_for(const mw_pipeline *p, const char *class_name) {
+const mw_policy *mw_policy_for(const mw_pipeline *p, const char *class_name) {
     for (uint32_t i = 1; i < p->spec.policy_count; i++)
         if (strcmp(p->spec.policies[i].name, class_name) == 0) return &p->spec.policies[i];
     return &p->spec.policies[0];
@@ -32,7 +32,8 @@ static bool still_ours(mw_delivery *d) {
 void mw_delivery_ack(mw_delivery *d) {
     if (!still_ours(d)) return;
     mw_pipeline *p = d->pipeline;
-    p->counters.handled++;
+    p->tally->counters.handled++;
+    if (p->trial_below) mw_trial_count(d, false);
     if (p->breaker == MW_HALF_OPEN) mw_breaker_success(p);
     if (d->replay) d->mark = MW_MARK_NONE; /* takes effect with the ack, here and at the broker */
     mw_settle_ack(d);
@@ -40,7 +41,8 @@ void mw_delivery_ack(mw_delivery *d) {
 
 void mw_delivery_drop(mw_delivery *d, const char *reason, size_t reason_len) {
     if (!still_ours(d)) return;
-    d->pipeline->counters.dropped++;
+    d->pipeline->tally->counters.dropped++;
+    mw_trial_count(d, false);
     if (d->replay) d->mark = MW_MARK_NONE; /* done with, one way or the other: its key goes on */
     mw_outgoing_discard(d);
     mw_delivery_log(MW_INFO, "dropped", d);
@@ -52,7 +54,7 @@ void mw_delivery_drop(mw_delivery *d, const char *reason, size_t reason_len) {
 void mw_delivery_duplicate(mw_delivery *d) {
     d->began_ns = 0; /* no handler ran */
     if (!still_ours(d)) return;
-    d->pipeline->counters.deduped++;
+    d->pipeline->tally->counters.deduped++;
     free(d->dedupe_key); /* the record belongs to the one that was handled */
     d->dedupe_key = NULL;
     mw_delivery_log(MW_INFO, "duplicate skipped", d);
@@ -78,7 +80,7 @@ static size_t clip(const char *text, size_t len) { /* not inside a UTF-8 charact
 
 void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len) {
     mw_pipeline *p = d->pipeline;
-    p->counters.dead++;
+    p->tally->counters.dead++;
     mw_outgoing_discard(d);
     mw_message *letter = mw_dead_letter(d, class_name, reason, reason_len);
     mw_delivery_publish(d, p->spec.dead, p->spec.dead_channel, letter, 0);
@@ -117,7 +119,7 @@ static void log_retry(int level, const mw_delivery *d, const char *class_name, i
 
 static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_text *error) {
     mw_pipeline *p = d->pipeline;
-    const mw_policy *policy = policy_for(p, class_name);
+    const mw_policy *policy = mw_policy_for(p, class_name);
     mw_outgoing_discard(d);
     if (!d->first_error) d->first_error = mw_text_ref(error);
     mw_text_unref(d->error);
@@ -143,7 +145,7 @@ static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_te
     } else if (policy->max_age_ms && age > policy->max_age_ms) {
         give_up(d, class_name, "too old: over %lld s", (long long)(policy->max_age_ms / 1000));
     } else {
-        p->counters.retried++;
+        p->tally->counters.retried++;
         log_retry(MW_WARN, d, class_name, delay, error);
         mw_settle_retry(d, delay, true, error);
     }
@@ -152,6 +154,7 @@ static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_te
 void mw_delivery_retry(mw_delivery *d, int64_t after_ms, const char *class_name, const char *reason,
                        size_t reason_len) {
     if (!still_ours(d)) return;
+    mw_trial_count(d, true);
     mw_text *error = mw_text_new(reason, clip(reason, reason_len));
     fail(d, after_ms, class_name, error);
     mw_text_unref(error);
@@ -159,6 +162,7 @@ void mw_delivery_retry(mw_delivery *d, int64_t after_ms, const char *class_name,
 
 void mw_delivery_reject(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len) {
     if (!still_ours(d)) return;
+    mw_trial_count(d, true);
     mw_breaker_success(d->pipeline);
     reason_len = clip(reason, reason_len);
     mw_text_unref(d->error);
@@ -172,7 +176,8 @@ void mw_verdict_publish_failed(mw_delivery *d, const mw_error *e) {
     char reason[MW_ERROR_TEXT + 16];
     int n = snprintf(reason, sizeof reason, "publish: %s", e->text);
     mw_text *error = mw_text_new(reason, (size_t)n);
-    d->pipeline->counters.handled--;
+    d->pipeline->tally->counters.handled--;
+    mw_trial_recount(d);
     d->mark = MW_MARK_KEEP;
     fail(d, -1, e->retryable ? "transient" : "invalid", error);
     mw_text_unref(error);

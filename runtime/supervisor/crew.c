@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,14 +21,14 @@ extern char **environ;
 
 struct mw_crew {
     mw_loop *loop;
-    uint32_t count;
+    uint32_t slots, count;
     char *const *argv;
-    mw_ledger *ledger;
+    mw_shared *shared;
     mw_crew_events events;
     mw_signal child;
-    mw_io hear;
-    int memory, tell_fd, hear_fd; /* above what they become in the worker, so that dup2 hits none of them */
-    bool no_more;
+    int memory;            /* above what it becomes in the worker, so that dup2 does not hit it */
+    long oom_kills;        /* of the whole system, as last seen */
+    bool no_more, settled; /* settled: the first worker has read the project */
     mw_hand hands[];
 };
 
@@ -59,7 +60,7 @@ static char **words(char *const *given, char *slot) {
 }
 
 /* The signals wait until the worker takes them; a group of its own keeps a terminal's Ctrl-C for us. */
-static int run_program(mw_crew *c, char **argv, char **env, pid_t *pid) {
+static int run_program(mw_crew *c, int wire, char **argv, char **env, pid_t *pid) {
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attr;
     sigset_t held, back;
@@ -70,8 +71,8 @@ static int run_program(mw_crew *c, char **argv, char **env, pid_t *pid) {
     back = held;
     sigaddset(&back, SIGCHLD);
     posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, c->memory, MW_WORKER_LEDGER_FD);
-    posix_spawn_file_actions_adddup2(&files, c->tell_fd, MW_WORKER_PIPE_FD);
+    posix_spawn_file_actions_adddup2(&files, c->memory, MW_WORKER_MEMORY_FD);
+    posix_spawn_file_actions_adddup2(&files, wire, MW_WORKER_WIRE_FD);
     posix_spawnattr_init(&attr);
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     posix_spawnattr_setsigmask(&attr, &held);
@@ -83,25 +84,52 @@ static int run_program(mw_crew *c, char **argv, char **env, pid_t *pid) {
     return rc;
 }
 
-static int start(mw_hand *h) {
-    mw_crew *c = h->crew;
-    char slot[24], parent[48];
-    snprintf(slot, sizeof slot, "--slot=%u", h->slot + 1);
-    snprintf(parent, sizeof parent, MW_WORKER_ENV "=%ld", (long)getpid());
-    char **argv = words(c->argv, slot), **env = environment(parent);
-    int rc = run_program(c, argv, env, &h->pid);
-    free(argv);
-    free(env);
-    if (rc) {
-        h->pid = 0;
-        return rc;
-    }
-    h->up = h->leaving = h->done = false;
-    h->since = mw_loop_mono_ms(c->loop);
+static void log_begin(const mw_hand *h) {
     mw_log_begin(MW_INFO, "worker begins");
     mw_log_int("worker", h->slot + 1);
     mw_log_int("pid", h->pid);
     mw_log_end();
+}
+
+static int above(int fd) { /* moves it out of the way */
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, FDS_FROM);
+    close(fd);
+    return high;
+}
+
+static void said(void *owner, uint32_t kind, uint32_t number, char *text, size_t len) {
+    mw_hand *h = owner;
+    if (kind == MW_SAY_STARTED) {
+        h->up = true;
+        h->moved = mw_loop_mono_ms(h->crew->loop);
+    }
+    h->crew->events.said(h->crew->events.owner, h, kind, number, text, len);
+}
+
+static void hung_up(void *owner) { (void)owner; } /* its end will be told by SIGCHLD */
+
+static int start(mw_hand *h) {
+    mw_crew *c = h->crew;
+    char slot[24], parent[48];
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) return errno;
+    int theirs = above(ends[1]);
+    snprintf(slot, sizeof slot, "--slot=%u", h->slot + 1);
+    snprintf(parent, sizeof parent, MW_WORKER_ENV "=%ld", (long)getpid());
+    char **argv = words(c->argv, slot), **env = environment(parent);
+    int rc = run_program(c, theirs, argv, env, &h->pid);
+    free(argv);
+    free(env);
+    close(theirs);
+    if (rc) {
+        close(ends[0]);
+        h->pid = 0;
+        return rc;
+    }
+    h->wire = mw_wire_new(c->loop, ends[0], (mw_wire_events){.heard = said, .closed = hung_up, .owner = h});
+    h->up = h->leaving = h->done = h->stuck = false;
+    h->since = h->moved = mw_loop_mono_ms(c->loop);
+    if (c->settled) log_begin(h);
     return 0;
 }
 
@@ -117,6 +145,7 @@ static int64_t plan_restart(mw_hand *h) {
 static void start_again(mw_timer *t) {
     mw_hand *h = mw_container_of(t, mw_hand, again);
     int rc = start(h);
+    h->restarts++;
     if (!rc) return;
     mw_log_begin(MW_ERROR, "a worker cannot be started");
     mw_log_int("worker", h->slot + 1);
@@ -127,15 +156,69 @@ static void start_again(mw_timer *t) {
 
 int mw_crew_start(mw_crew *c, mw_error *e) {
     for (uint32_t i = 0; i < c->count; i++) {
-        int rc = start(&c->hands[i]);
+        mw_hand *h = &c->hands[i];
+        if (h->pid || h->done || mw_timer_running(&h->again)) continue;
+        int rc = start(h);
         if (rc) return mw_fail(e, rc, true, "cannot start a worker: %s", strerror(rc));
     }
     return 0;
 }
 
+int mw_crew_want(mw_crew *c, uint32_t count, mw_error *e) {
+    if (count > c->slots) count = c->slots;
+    if (!c->settled && c->hands[0].pid) log_begin(&c->hands[0]);
+    c->settled = true;
+    if (count <= c->count || c->no_more) return 0;
+    c->count = c->shared->used = count;
+    return mw_crew_start(c, e);
+}
+
+void mw_crew_hurry(mw_crew *c) {
+    for (uint32_t i = 0; i < c->count; i++) {
+        mw_hand *h = &c->hands[i];
+        h->failures = 0;
+        if (mw_timer_running(&h->again)) mw_timer_start(c->loop, &h->again, 0, start_again);
+    }
+}
+
+int64_t mw_hand_starts_in(const mw_hand *h) {
+    uint64_t now = mw_loop_mono_ms(h->crew->loop);
+    if (!mw_timer_running(&h->again)) return -1;
+    return h->again.at > now ? (int64_t)(h->again.at - now) : 0;
+}
+
 /* ---- ending ---- */
 
+/* How often the kernel has killed for lack of memory; -1: it does not say. */
+static long oom_kills(void) {
+    long count = -1;
+    char line[128];
+    FILE *f = fopen("/proc/vmstat", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "oom_kill %ld", &count) == 1) break;
+    if (f) fclose(f);
+    return count;
+}
+
+/* Who ended it: it itself, its handlers' hunger for memory, we, or somebody outside? A KILL that is neither
+ * ours nor the kernel's has no cause inside. */
+static mw_death death_of(mw_crew *c, const mw_hand *h, int status) {
+    long before = c->oom_kills;
+    c->oom_kills = oom_kills();
+    if (c->no_more || status == 0) return MW_DEATH_OURS;
+    if (h->stuck) return MW_DEATH_STUCK;
+    if (!WIFSIGNALED(status)) return MW_DEATH_CRASH;
+    switch (WTERMSIG(status)) {
+    case SIGKILL: return c->oom_kills > before ? MW_DEATH_CRASH : MW_DEATH_KILLED;
+    case SIGTERM:
+    case SIGINT:
+    case SIGHUP: return MW_DEATH_KILLED;
+    default: return MW_DEATH_CRASH;
+    }
+}
+
 static void log_end(const mw_hand *h, int status, uint32_t suspects, int64_t wait) {
+    if (!h->crew->settled && WIFEXITED(status)) return; /* it has told why it cannot begin */
     mw_log_begin(status ? MW_WARN : MW_INFO, "worker ended");
     mw_log_int("worker", h->slot + 1);
     mw_log_int("pid", h->pid);
@@ -143,21 +226,22 @@ static void log_end(const mw_hand *h, int status, uint32_t suspects, int64_t wai
         mw_log_int("signal", WTERMSIG(status));
     else
         mw_log_int("code", WEXITSTATUS(status));
+    if (h->stuck) mw_log_text("because", "stuck");
     if (suspects) mw_log_int("suspects", suspects);
     if (wait >= 0) mw_log_num("restart_in", (double)wait / 1000);
     mw_log_end();
 }
 
-static void hear_all(mw_crew *c);
-
 static void ended(mw_hand *h, int status) {
     mw_crew *c = h->crew;
-    hear_all(c); /* its last words come before its end */
+    mw_wire_hear(h->wire); /* its last words come before its end */
     uint32_t suspects =
-        mw_ledger_bury(c->ledger, h->slot, status && !c->no_more, (int64_t)mw_loop_mono_ms(c->loop));
+        mw_ledger_bury(c->shared, h->slot, death_of(c, h, status), (int64_t)mw_loop_mono_ms(c->loop));
     mw_hand was = *h;
     if (mw_loop_mono_ms(c->loop) - h->since >= LIVED_WELL_MS) h->failures = 0;
     h->pid = 0;
+    mw_wire_free(h->wire);
+    h->wire = NULL;
     bool again = c->events.ended(c->events.owner, h, status) && !c->no_more;
     h->up = false;
     h->done = !again;
@@ -179,55 +263,30 @@ void mw_crew_no_more(mw_crew *c) {
     for (uint32_t i = 0; i < c->count; i++) mw_timer_stop(&c->hands[i].again);
 }
 
-/* ---- what workers say ---- */
-
-static void hear_all(mw_crew *c) {
-    mw_worker_note note;
-    while (read(c->hear_fd, &note, sizeof note) == (ssize_t)sizeof note) {
-        if (note.slot >= c->count) continue;
-        mw_hand *h = &c->hands[note.slot];
-        if (note.event == MW_WORKER_STARTED) h->up = true;
-        if (note.event == MW_WORKER_DRAINS) h->leaving = true;
-        c->events.said(c->events.owner, h, (mw_worker_event)note.event);
-    }
-}
-
-static void heard(mw_io *io, int events) {
-    (void)events;
-    hear_all(mw_container_of(io, mw_crew, hear));
-}
-
 /* ---- life ---- */
 
-static int above(int fd) { /* moves it out of the way */
-    int high = fcntl(fd, F_DUPFD_CLOEXEC, FDS_FROM);
-    close(fd);
-    return high;
-}
-
-mw_crew *mw_crew_new(mw_loop *loop, uint32_t count, char *const *argv, mw_ledger *ledger,
-                     mw_crew_events events, mw_error *e) {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK)) {
-        mw_fail(e, errno, true, "pipe: %s", strerror(errno));
+mw_crew *mw_crew_new(mw_loop *loop, uint32_t slots, uint32_t count, char *const *argv, mw_shared *shared,
+                     int shared_fd, mw_crew_events events, mw_error *e) {
+    int memory = fcntl(shared_fd, F_DUPFD_CLOEXEC, FDS_FROM);
+    if (memory < 0) {
+        mw_fail(e, errno, true, "shared memory: %s", strerror(errno));
         return NULL;
     }
-    mw_crew *c = calloc(1, sizeof *c + count * sizeof *c->hands);
+    mw_crew *c = calloc(1, sizeof *c + slots * sizeof *c->hands);
     if (!c) abort();
     c->loop = loop;
-    c->count = count;
+    c->slots = slots;
+    c->count = shared->used = count;
     c->argv = argv;
-    c->ledger = ledger;
+    c->shared = shared;
     c->events = events;
-    c->hear_fd = above(ends[0]);
-    c->tell_fd = above(ends[1]);
-    c->memory = fcntl(mw_ledger_fd(ledger), F_DUPFD_CLOEXEC, FDS_FROM);
-    for (uint32_t i = 0; i < count; i++) {
+    c->memory = memory;
+    c->oom_kills = oom_kills();
+    for (uint32_t i = 0; i < slots; i++) {
         c->hands[i].crew = c;
         c->hands[i].slot = i;
     }
     mw_signal_start(loop, &c->child, SIGCHLD, child_ended);
-    mw_io_start(loop, &c->hear, c->hear_fd, MW_READ, heard);
     return c;
 }
 
@@ -240,14 +299,14 @@ void mw_crew_free(mw_crew *c) {
         kill(pid, SIGKILL);
         while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
         }
+        mw_wire_free(c->hands[i].wire);
     }
     mw_signal_stop(&c->child);
-    mw_io_stop(&c->hear);
-    close(c->hear_fd);
-    close(c->tell_fd);
     close(c->memory);
     free(c);
 }
+
+uint32_t mw_crew_count(const mw_crew *c) { return c->count; }
 
 uint32_t mw_crew_running(const mw_crew *c) {
     uint32_t n = 0;

@@ -1,15 +1,39 @@
 #include "supervisor/worker.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <lauxlib.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "base/log.h"
-#include "core/ledger.h"
+#include "core/shared.h"
+#include "lua/core.h"
+#include "supervisor/wire.h"
+
+enum { BEAT_MS = 500 };
+
+static struct {
+    mw_wire *wire;
+    mw_loop *loop;
+    mw_timer beat;
+    char *(*answer)(void *owner, const char *line);
+    void *owner;
+} self;
+
+static void heard(void *owner, uint32_t kind, uint32_t number, char *text, size_t len) {
+    (void)owner, (void)len;
+    if (kind != MW_SAY_COMMAND) return;
+    char *reply = self.answer ? self.answer(self.owner, text) : strdup("{\"ok\":false}");
+    if (!mw_wire_say(self.wire, MW_SAY_ANSWER, number, reply, strlen(reply)))
+        mw_wire_say(self.wire, MW_SAY_ANSWER, number, "", 0);
+    free(reply);
+}
+
+static void closed(void *owner) { (void)owner; } /* the supervisor died: so do we, by PR_SET_PDEATHSIG */
 
 int mw_worker_attach(lua_State *L) {
     mw_error e;
@@ -17,15 +41,15 @@ int mw_worker_attach(lua_State *L) {
     const char *parent = getenv(MW_WORKER_ENV);
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* then the look at the parent: it may have died before */
     int rc = 0;
-    if (!parent || atol(parent) != (long)getppid() || number < 1 || number > MW_LEDGER_SLOTS)
+    if (!parent || atol(parent) != (long)getppid() || number < 1 || number > MW_SHARED_SLOTS)
         rc = mw_fail(&e, MW_EUSAGE, false, "--slot is for the supervisor's use; say --workers N");
-    if (rc || mw_ledger_attach(MW_WORKER_LEDGER_FD, (uint32_t)number - 1, &e)) {
+    if (rc || mw_shared_attach(MW_WORKER_MEMORY_FD, (uint32_t)number - 1, &e)) {
         lua_pushnil(L);
         lua_pushstring(L, e.text);
         return 2;
     }
-    close(MW_WORKER_LEDGER_FD); /* the mapping stays */
-    fcntl(MW_WORKER_PIPE_FD, F_SETFD, FD_CLOEXEC);
+    close(MW_WORKER_MEMORY_FD); /* the mapping stays */
+    fcntl(MW_WORKER_WIRE_FD, F_SETFD, FD_CLOEXEC);
     mw_log_worker((int)number);
     static const char *const names[] = {MW_WORKER_ENV, "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -34,9 +58,42 @@ int mw_worker_attach(lua_State *L) {
     return 1;
 }
 
-void mw_worker_tell(mw_worker_event event) {
-    if (!mw_ledger_on()) return;
-    mw_worker_note note = {(unsigned short)mw_ledger_slot(), (unsigned short)event};
-    while (write(MW_WORKER_PIPE_FD, &note, sizeof note) < 0 && errno == EINTR) {
+/* Before the loop runs: written at once, by itself. */
+int mw_worker_settings(lua_State *L) {
+    char text[96];
+    int n = snprintf(text, sizeof text, "%u %.3f %u", (unsigned)luaL_checkinteger(L, 1),
+                     luaL_checknumber(L, 2), (unsigned)luaL_checkinteger(L, 3));
+    if (mw_shared_place() < 0) return 0;
+    if (!self.wire) {
+        self.loop = mw_core_loop();
+        self.wire =
+            mw_wire_new(self.loop, MW_WORKER_WIRE_FD, (mw_wire_events){.heard = heard, .closed = closed});
     }
+    mw_wire_say(self.wire, MW_SAY_SETTINGS, 0, text, (size_t)n);
+    return 0;
+}
+
+static void beat(mw_timer *t) {
+    mw_pulse_mine->turn++;
+    mw_timer_start(self.loop, t, BEAT_MS, beat);
+}
+
+void mw_worker_serve(mw_loop *loop, char *(*answer)(void *owner, const char *line), void *owner) {
+    if (!self.wire) return;
+    self.answer = answer;
+    self.owner = owner;
+    mw_wire_say(self.wire, MW_SAY_STARTED, 0, "", 0);
+    mw_timer_start(loop, &self.beat, BEAT_MS, beat);
+}
+
+void mw_worker_end(void) {
+    if (!self.wire) return;
+    mw_timer_stop(&self.beat);
+    mw_wire_push(self.wire);
+    mw_wire_free(self.wire);
+    self.wire = NULL;
+}
+
+bool mw_worker_wants_reload(void) {
+    return mw_shared_place() >= 0 && self.wire && mw_wire_say(self.wire, MW_SAY_RELOAD, 0, "", 0);
 }

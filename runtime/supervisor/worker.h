@@ -1,18 +1,27 @@
 /* worker.h - a worker process's side of supervision. The supervisor starts it with `--slot K`, its pid in the
- * environment, the ledger and a pipe for events as open files. */
+ * environment, the shared memory and one end of a wire as open files. */
 #pragma once
 #include <lua.h>
 
-enum { MW_WORKER_LEDGER_FD = 3, MW_WORKER_PIPE_FD = 4 };
+#include "base/loop.h"
+
+enum { MW_WORKER_MEMORY_FD = 3, MW_WORKER_WIRE_FD = 4 };
 #define MW_WORKER_ENV "MOONWIRE_SUPERVISOR"
 
-typedef enum { MW_WORKER_STARTED = 1, MW_WORKER_RELOADED, MW_WORKER_DRAINS } mw_worker_event;
-
-typedef struct mw_worker_note { /* what goes through the pipe, in one write */
-    unsigned short slot, event;
-} mw_worker_note;
+typedef enum {                      /* what goes over the wire; texts in brackets */
+               MW_SAY_SETTINGS = 1, /* worker: it has read the project [workers drain crash_attempts] */
+               MW_SAY_STARTED,      /* worker: it serves */
+               MW_SAY_RELOAD,       /* worker: somebody sent it a HUP, which is the supervisor's affair */
+               MW_SAY_ANSWER,       /* worker: to the command of that number [JSON] */
+               MW_SAY_COMMAND,      /* supervisor [a line as it comes through the control socket] */
+} mw_say;
 
 /* core.attach_worker(K) -> true | nil, text: from now on this process is worker K and dies with its
- * supervisor. */
+ * supervisor. core.worker_settings(workers, drain, crash_attempts) tells what the project wants. */
 int mw_worker_attach(lua_State *L);
-void mw_worker_tell(mw_worker_event event); /* nothing when nobody supervises */
+int mw_worker_settings(lua_State *L);
+
+/* Commands come in from now on; `answer` is as in control.h. Nothing when nobody supervises. */
+void mw_worker_serve(mw_loop *loop, char *(*answer)(void *owner, const char *line), void *owner);
+void mw_worker_end(void);
+bool mw_worker_wants_reload(void); /* passes a HUP on; false: nobody supervises */

@@ -9,6 +9,7 @@ local BODY = 200
 
 local CASES = {
   key = { handler = "function(msg) end" },
+  unwatched = { handler = "function(msg) end", more = "mw.settings { watchdog = false }" },
   none = { order = "none", handler = "function(msg) end" },
   data = { handler = "function(msg) local total = msg.data.total; if total ~= 129.95 then error 'wrong' end end" },
   get = {
@@ -31,7 +32,8 @@ bench.with_folder(function(folder)
 local mw = require "moonwire"
 local broker = mw.connect "memory:bench"
 mw.pipeline "bench" { from = broker:channel "in", order = %q, handler = %s }
-]]):format(case.order or "key", case.handler),
+%s
+]]):format(case.order or "key", case.handler, case.more or ""),
   })
   local app = bench.open(folder)
   local function idle() return app:idle() end

@@ -1,7 +1,7 @@
 /* launch.c - starts a command, waits for a line of its output, and says how long that took and what memory
  * the process has. launch COUNT IDLE-MS MARKER COMMAND... COUNT times: from just before posix_spawn to the
- * moment MARKER is read from its stdout or stderr. IDLE-MS later its memory is read; then it gets TERM. One
- * JSON object a start. */
+ * moment MARKER is read from its stdout or stderr. IDLE-MS later its memory is read, and that of its first
+ * child, which is the worker when it supervises one; then it gets TERM. One JSON object a start. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -60,6 +60,16 @@ typedef struct memory { /* kB */
     long rss, anon, file;
 } memory;
 
+static pid_t child_of(pid_t pid) { /* 0: it has none */
+    char path[64];
+    int child = 0;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)pid, (int)pid);
+    FILE *f = fopen(path, "r");
+    if (f && fscanf(f, "%d", &child) != 1) child = 0;
+    if (f) fclose(f);
+    return child;
+}
+
 static memory memory_of(pid_t pid) { /* all 0: it has ended */
     char line[256], path[64];
     memory m = {0};
@@ -109,10 +119,13 @@ int main(int argc, char **argv) {
         close(ends[1]);
         bool came = wait_for(ends[0], argv[3], began + LIMIT_MS);
         double took = now_ms() - began;
-        long cpu = cpu_ms(pid);
-        memory m = memory_after(pid, came ? idle_ms : 0);
-        printf("{\"ms\":%.3f,\"cpu_ms\":%ld,\"rss_kb\":%ld,\"anon_kb\":%ld,\"file_kb\":%ld}\n", took, cpu,
-               m.rss, m.anon, m.file);
+        pid_t child = child_of(pid);
+        long cpu = cpu_ms(pid) + (child ? cpu_ms(child) : 0);
+        memory m = memory_after(child ? child : pid, came ? idle_ms : 0);
+        memory s = child ? memory_of(pid) : (memory){0};
+        printf("{\"ms\":%.3f,\"cpu_ms\":%ld,\"rss_kb\":%ld,\"anon_kb\":%ld,\"file_kb\":%ld,"
+               "\"supervisor_kb\":%ld,\"supervisor_anon_kb\":%ld}\n",
+               took, cpu, m.rss, m.anon, m.file, s.rss, s.anon);
         fflush(stdout);
         kill(pid, SIGTERM);
         double limit = now_ms() + 3000;

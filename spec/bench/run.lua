@@ -82,6 +82,7 @@ end
 local DISPATCH = {
   { "key", 'trivial handler, order = "key", 1,000 keys', 400000, target = 1e6 },
   { "none", 'trivial handler, order = "none"', 400000, target = 1e6 },
+  { "unwatched", 'the same with watchdog = false, order = "key"', 400000 },
   { "get", "reads 2 fields with msg:get", 300000 },
   { "data", "reads msg.data", 200000 },
   { "publish", "publishes one message", 100000 },
@@ -103,6 +104,8 @@ local function dispatch()
       ratio = bare / cpu, target = case.target and ">= 1 M/s", ok = case.target and 1 / cpu >= case.target,
     }
   end
+  add { group = "dispatch", name = "what the watchdog leaves: watched / unwatched", unit = "",
+    ours = per_message.unwatched / per_message.key }
 end
 
 -- ---- embedded ----
@@ -197,11 +200,11 @@ return { handle = function(msg) mw.log.info("email", { to = msg.data.to }) end }
 ]],
 }
 
-local function launch(folder, idle_ms)
+local function launch(folder, idle_ms, flags)
   local seed = ("'%s' lua '%sembedded.lua' --seed '%s' order.created.v1"):format(bench.moonwire, here, folder)
   assert(bench.capture(seed))
-  return run(("'%s/bench/launch' 1 %d first-message '%s' run '%s'"):format(
-    bench.build, idle_ms, bench.moonwire, folder))
+  return run(("'%s/bench/launch' 1 %d first-message '%s' run '%s' %s"):format(
+    bench.build, idle_ms, bench.moonwire, folder, flags or ""))
 end
 
 local function starts()
@@ -209,10 +212,11 @@ local function starts()
   bench.with_folder(function(folder)
     bench.write(folder, PROJECT)
     launch(folder, 0) -- the first one makes the groups, and warms the page cache
-    local ms, cpu = {}, {}
+    local ms, cpu, alone = {}, {}, {}
     for i = 1, options.quick and 10 or 20 do
       local r = launch(folder, 0)
       ms[i], cpu[i] = r.ms, r.cpu_ms
+      alone[i] = launch(folder, 0, "--workers 0").ms
     end
     local median = bench.median(ms)
     table.sort(ms)
@@ -221,7 +225,9 @@ local function starts()
       ok = median <= 100,
     }
     add { group = "start", name = "slowest of them", unit = " ms", ours = ms[#ms] }
-    add { group = "start", name = "CPU time by then, median", unit = " ms", ours = bench.median(cpu) }
+    add { group = "start", name = "  without a supervisor (--workers 0), median", unit = " ms",
+      ours = bench.median(alone) }
+    add { group = "start", name = "CPU time by then, both processes, median", unit = " ms", ours = bench.median(cpu) }
   end)
 end
 
@@ -233,10 +239,13 @@ local function memory()
   end)
   assert(r.rss_kb > 0, "the process ended before its memory was read")
   add {
-    group = "memory", name = "idle `moonwire run`, resident (VmRSS)", unit = " MB", ours = r.rss_kb / 1000,
+    group = "memory", name = "idle `moonwire run`, its worker, resident (VmRSS)", unit = " MB", ours = r.rss_kb / 1000,
     target = "< 15 MB", ok = r.rss_kb < 15000,
   }
   add { group = "memory", name = "  of that its own, not files (RssAnon)", unit = " MB", ours = r.anon_kb / 1000 }
+  add { group = "memory", name = "its supervisor, resident (VmRSS)", unit = " MB", ours = r.supervisor_kb / 1000 }
+  add { group = "memory", name = "  of that its own, not files (RssAnon)", unit = " MB",
+    ours = r.supervisor_anon_kb / 1000 }
   local count = options.quick and 250000 or 1000000
   local retries = script("retries", count, 24)
   add {

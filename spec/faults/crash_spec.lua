@@ -42,7 +42,7 @@ describe("a message that kills its worker", function()
       local worker
       for k in s.child:stderr():gmatch "poison begun[^\n]* worker=(%d+)\n" do worker = k end
       if n == 1 and s.ready then s.ready() end
-      s:kill_worker(worker)
+      s:kill_worker(worker, s.signal) -- as a crash of its own would end it
     end
   end
 
@@ -68,6 +68,7 @@ describe("a message that kills its worker", function()
   it("is given up after three, and the twenty beside it are handled, one at a time, in order", function()
     local s = supervised.scene { flags = { "--workers", "1" }, settings = "timeout = 60, retry = { attempts = 1 },",
                                  handler = HANDLER }
+    s.signal = "SEGV"
     s.ready = function()
       clock.until_(function() return s.trace:count "begin" == INNOCENTS + 1 end, 10 * late, "all to begin")
     end
@@ -95,6 +96,7 @@ describe("a message that kills its worker", function()
       settings = "timeout = 60, retry = { attempts = 1 },", handler = HANDLER,
       more = "mw.settings { workers = 3, crash_attempts = 2 }",
     }
+    s.signal = "ABRT"
     local b = publish(s, "quick")
     s:start()
     strike(s, 2)
@@ -110,5 +112,48 @@ describe("a message that kills its worker", function()
     s.child:kill "TERM"
     assert.equal(0, (s.child:wait(10 * late)))
     assert.equal(0, s:count "suspect")
+  end)
+end)
+
+describe("workers killed from outside", function()
+  teardown(function() process.cleanup() end)
+
+  -- Somebody kills at random, all the time: nobody is to blame, and nobody is blamed.
+  it("bury nobody: thousands of messages, dozens of kills, all handled, in order", function()
+    local workers, count, keys, kills = 4, late > 1 and 1500 or 4000, 50, late > 1 and 16 or 24
+    local s = supervised.scene {
+      flags = { "--workers", tostring(workers) },
+      handler = [[function M.handle(msg) mw.sleep(0.004) trace("done", msg) end]],
+      settings = "retry = { attempts = 1 }, concurrency = 16, buffer = { count = 256 },",
+    }
+    local list = {}
+    for i = 1, count do list[i] = { id = "m" .. i, key = "k" .. i % keys } end
+    s:publish(list)
+    s:start()
+    s:see "all workers started"
+    local done, random = 0, 12345
+    for n = 1, kills do
+      random = (random * 1103515245 + 12345) % 2 ^ 31
+      local worker = 1 + math.floor(random / 2 ^ 16) % workers
+      local enough = math.min(count, done + math.floor(count / (kills + 4)))
+      clock.until_(function() return s.trace:count "done" >= enough end, 60 * late, "some work, " .. n)
+      done = s.trace:count "done"
+      s:kill_worker(worker, n % 3 == 0 and "STOP" or "KILL")
+      if n % 3 == 0 then s:kill_worker(worker, "KILL") end
+    end
+    clock.until_(function() return s:left "in" == 0 end, 120 * late, "all to be handled")
+    assert.equal(0, (s.child:stop(20)), s.child:stderr())
+    assert.equal(0, s:count "dead letter", s.child:stderr())
+    assert.is_true(s:count "signal=9" >= kills / 2, "too few kills hit")
+    local seen, last = {}, {}
+    for _, line in ipairs(s.trace:of "done") do
+      local i = tonumber(line.id:match "%d+")
+      if not seen[i] then
+        assert.is_true(i > (last[i % keys] or 0), line.id .. " is out of order")
+        last[i % keys] = i
+      end
+      seen[i] = true
+    end
+    for i = 1, count do assert.is_true(seen[i], "m" .. i .. " is lost") end
   end)
 end)

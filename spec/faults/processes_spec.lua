@@ -18,7 +18,7 @@ local function scene(given)
     self.count = self.count + 1
     local name = "w" .. self.count
     project.make(dir .. "/" .. name, given, self.trace.path, name)
-    return process.spawn { { binary, "run", dir .. "/" .. name }, env = { BROKER_URL = self.url } }
+    return process.spawn { { binary, "run", dir .. "/" .. name, "--workers", "0" }, env = { BROKER_URL = self.url } }
   end
   return self
 end

@@ -15,7 +15,7 @@ local HANDLER = [[function M.handle(msg) trace("done", msg) end]]
 local function worker(dir, url, given)
   local trace = project.trace(dir .. "/trace")
   project.make(dir .. "/project", given or { handler = HANDLER }, trace.path)
-  local child = process.spawn { { binary, "run", dir .. "/project" }, env = { BROKER_URL = url } }
+  local child = process.spawn { { binary, "run", dir .. "/project", "--workers", "0" }, env = { BROKER_URL = url } }
   return child, trace
 end
 

@@ -68,7 +68,7 @@ describe("reload", function()
     write("handler.lua", HANDLER:format "second")
     local done = ask("reload", dir)
     assert.equal(0, done.code, done.stderr)
-    assert.equal(child.pid .. ": generation 2: 1 kept, 0 started, 0 draining\n", done.stdout)
+    assert.equal("worker 1: generation 2: 1 kept, 0 started, 0 draining\n", done.stdout)
     write("handler.lua", "return {")
     local refused = ask("reload", dir)
     assert.equal(78, refused.code)
@@ -129,19 +129,19 @@ describe("run --watch", function()
     end
     see "msg=started"
     write("handler.lua", HANDLER:format "second")
-    see "msg=reloaded generation=2"
+    see "msg=reloaded[^\n]*generation=2"
     write(".handler.lua.swp", "x")
     write("handler.lua~", "x")
     write("next.tmp", HANDLER:format "third")
     assert(os.rename(dir .. "/next.tmp", dir .. "/handler.lua"))
-    see "msg=reloaded generation=3"
+    see "msg=reloaded[^\n]*generation=3"
     assert.equal(0, process.run({ "mkdir", dir .. "/lib" }).code)
     clock.sleep(0.3)
     write("lib/new.lua", "return 1")
-    see "msg=reloaded generation=4"
+    see "msg=reloaded[^\n]*generation=4"
     write("handler.lua", "return {")
     see 'msg="reload refused"'
-    assert.is_nil(child:stderr():match "generation=5")
+    assert.is_nil(child:stderr():match "msg=reloaded[^\n]*generation=5")
     assert.equal(0, (child:stop(15)))
   end)
 end)

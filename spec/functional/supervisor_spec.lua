@@ -72,6 +72,20 @@ describe("run --workers", function()
     assert.equal(1, s:left "in")
   end)
 
+  it("drains as well when a process manager signals everybody at once", function()
+    local s = supervised.scene { flags = { "--workers", "2" }, handler = [[
+      function M.handle(msg) trace("begin", msg) mw.sleep(1) trace("done", msg) end]] }
+    s:publish { { id = "m1", key = "a" }, { id = "m2", key = "b" }, { id = "m3", key = "c" } }
+    s:start()
+    s:see "all workers started"
+    clock.until_(function() return s.trace:count "begin" == 3 end, 10 * late, "the handlers to begin")
+    for k = 1, 2 do s:kill_worker(k, "TERM") end
+    s.child:kill "TERM"
+    assert.equal(0, (s.child:wait(15 * late)), s.child:stderr())
+    assert.equal(3, s.trace:count "done", s.child:stderr())
+    assert.equal(0, s:left "in")
+  end)
+
   it("ends at once on a second signal, with 1, and leaves nobody behind", function()
     local s = supervised.scene { flags = { "--workers", "2" }, handler = SLOW }
     s:publish { { id = "m1" } }
@@ -123,15 +137,18 @@ describe("run --workers", function()
     assert.equal(1, s:count "files changed")
   end)
 
-  it("has workers that answer reload, status and drain", function()
+  it("answers reload, status and drain for each worker", function()
     local s = supervised.scene { more = "mw.settings { workers = 2 }", handler = "function M.handle() end" }
     s:start()
     s:see "all workers started"
     local function ask(...) return process.run { binary, ... } end
-    for _, command in ipairs { { "reload", s.dir }, { "status", s.dir, "--each" }, { "drain", s.dir } } do
+    for _, command in ipairs { { "reload", s.dir }, { "status", s.dir, "--each", "--json" }, { "drain", s.dir } } do
       local answer = ask(unpack(command))
       assert.equal(0, answer.code, answer.stderr)
-      for k = 1, 2 do assert(answer.stdout:find(tostring(s:pid(k)), 1, true), answer.stdout .. answer.stderr) end
+      for k = 1, 2 do
+        assert(answer.stdout:find("worker 1: generation 2", 1, true) or answer.stdout:find('"worker":' .. k, 1, true)
+          or answer.stdout:find("worker " .. k .. ": draining", 1, true), answer.stdout .. answer.stderr)
+      end
     end
     assert.equal(0, (s.child:wait(10 * late)), s.child:stderr())
   end)
@@ -146,14 +163,14 @@ describe("run --workers", function()
     assert.equal(20, s.trace:count "done")
   end)
 
-  it("ends with a worker's 78 when nobody serves", function()
-    local marker = process.tmpdir() .. "/read"
-    local s = supervised.scene { flags = { "--workers", "2" }, handler = "function M.handle() end", more = ([[
-      local first = not io.open(%q)
-      assert(io.open(%q, "a")):close()
-      if not first then error "only once" end]]):format(marker, marker) }
-    assert.equal(78, (s:start():wait(15 * late)), s.child:stderr())
-    s:see "code=78"
+  it("ends with the worker's code when nobody ever served, and tells why once", function()
+    local broken = supervised.scene { flags = { "--workers", "2" }, handler = "return {" }
+    assert.equal(78, (broken:start():wait(15 * late)), broken.child:stderr())
+    assert.equal(1, broken:count "handlers/p.lua:5", broken.child:stderr())
+    assert.equal(1, broken:count "\n", broken.child:stderr())
+    local unreachable = supervised.scene { handler = "function M.handle() end" }
+    unreachable.url = "embedded:/proc/nothing"
+    assert.equal(69, (unreachable:start():wait(15 * late)), unreachable.child:stderr())
   end)
 
   it("tries again when a worker cannot start, but others serve", function()
@@ -184,9 +201,7 @@ describe("run --workers", function()
 
   it("refuses what cannot be: a broken project, odd numbers, a slot from outside", function()
     local s = supervised.scene { flags = { "--workers", "2" }, handler = "return {" }
-    assert.equal(78, (s:start():wait(10 * late)))
-    assert.equal(0, s:count "worker begins")
-    for _, flag in ipairs { "--workers=0", "--workers=257", "--workers=x", "--slot=1" } do
+    for _, flag in ipairs { "--workers=-1", "--workers=257", "--workers=x", "--slot=1" } do
       assert.equal(64, process.run({ binary, "run", s.dir, flag }).code, flag)
     end
     local t = supervised.scene { more = "mw.settings { workers = 0 }", handler = "function M.handle() end" }
@@ -197,10 +212,10 @@ end)
 
 describe("systemd", function()
   local AF_UNIX, SOCK_DGRAM_NONBLOCK, MSG_DONTWAIT = 1, bit.bor(2, 0x800), 0x40
-  local path, fd, heard
+  local path, fd, heard, told
 
   before_each(function()
-    path, heard = process.tmpdir() .. "/notify", {}
+    path, heard, told = process.tmpdir() .. "/notify", {}, {}
     local address = ffi.new("uint8_t[110]")
     ffi.cast("uint16_t *", address)[0] = AF_UNIX
     ffi.copy(address + 2, path)
@@ -216,7 +231,7 @@ describe("systemd", function()
       local n = tonumber(ffi.C.mwt_recv(fd, buffer, 512, MSG_DONTWAIT))
       if n <= 0 then return false end
       local text = ffi.string(buffer, n):match "^[^\n]+"
-      heard[#heard + 1] = text
+      heard[#heard + 1], told[text] = text, true
       return text == word
     end, 10 * late, word .. " from the notify socket")
   end
@@ -227,21 +242,29 @@ describe("systemd", function()
                                    env = { NOTIFY_SOCKET = path, WATCHDOG_USEC = "200000" } }
       s:start()
       hear "READY=1"
-      assert(s.child:stderr():find(#flags > 0 and "all workers started" or "msg=started"))
+      assert(s.child:stderr():find(flags[2] ~= "0" and "all workers started" or "msg=started"))
       hear "WATCHDOG=1"
       hear "WATCHDOG=1"
       s.child:kill "HUP"
       hear "RELOADING=1"
+      assert(ffi.string(buffer):find "\nMONOTONIC_USEC=%d+")
       hear "READY=1"
       s.child:kill "TERM"
       hear "STOPPING=1"
+      if flags[2] ~= "0" then hear "STATUS=draining: 2 of 2 workers serve, generation 2" end
       assert.equal(0, (s.child:wait(10 * late)))
       local ready = 0
       for _, text in ipairs(heard) do ready = ready + (text == "READY=1" and 1 or 0) end
       assert.equal(2, ready, table.concat(heard, " "))
+      if flags[2] == "0" then return end
+      for _, text in ipairs { "1 of 2 workers serve, generation 1", "2 of 2 workers serve, generation 1",
+        "2 of 2 workers serve, generation 2" } do
+        local status = "STATUS=" .. text
+        assert(told[status], status .. " is not in " .. table.concat(heard, " "))
+      end
     end
   end
 
-  it("is told by one process", tells {})
+  it("is told by one process", tells { "--workers", "0" })
   it("is told by the supervisor, for all workers", tells { "--workers", "2" })
 end)

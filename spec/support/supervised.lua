@@ -1,6 +1,7 @@
 -- supervised.lua - a project run by `moonwire run --workers N`, for specs: its workers' pids as the log tells them.
 local clock = require "spec.support.wait"
 local process = require "spec.support.process"
+local json = require "moonwire.json"
 local project = require "spec.support.project"
 
 local M = {}
@@ -35,14 +36,27 @@ function Scene:count(pattern)
   return n
 end
 
--- The pid of worker K as it is now.
+-- The pid of worker K as it is now. The supervisor writes it down, perhaps a moment after the worker's own first line.
 function Scene:pid(worker)
+  self:see('msg="worker begins" worker=' .. worker .. " pid=%d+")
   local pid
   for found in self.child:stderr():gmatch('msg="worker begins" worker=' .. worker .. " pid=(%d+)") do pid = found end
   return tonumber(pid)
 end
 
-function Scene:kill_worker(worker) process.run { "kill", "-KILL", tostring(self:pid(worker)) } end
+function Scene:kill_worker(worker, signal)
+  process.run { "kill", "-" .. (signal or "KILL"), tostring(self:pid(worker)) }
+end
+
+function Scene:ask(...) return process.run { { M.binary, ... }, cwd = self.dir } end
+
+-- `status --json`, and of it one pipeline.
+function Scene:status()
+  local result = self:ask("status", "--json")
+  assert(result.code == 0, result.stderr)
+  local status = json.decode(result.stdout)
+  return status, status.pipelines[1]
+end
 
 -- By the commands, not by a link of this process: that would keep its loop busy for the specs that come after.
 -- list: { { id =, key = }, … }

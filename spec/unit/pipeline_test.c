@@ -168,7 +168,11 @@ static void retry_policy(mw_policy *policy, const char *name, mw_policy_kind kin
 }
 
 /* A spec to change before start(). */
+static mw_shared *shared; /* NULL: nobody supervises */
+static int shared_fd;
+
 static void prepare(void) {
+    if (shared) memset(shared->slot[0].tallies, 0, sizeof shared->slot[0].tallies); /* or it would count on */
     memset(&fake, 0, sizeof fake);
     ready_events = expired_events = closed_events = 0;
     fake_driver.can = QUEUE;
@@ -1768,7 +1772,272 @@ static void soak_fences(void) {
     soak_run(0, true);
 }
 
+/* ---- canaries ---- */
+
+static int old_owner, new_owner; /* two generations */
+static uint32_t old_running, new_running;
+static int new_events;
+
+static void on_new_ready(void *owner, mw_pipeline *which) {
+    (void)which;
+    CHECK(owner == &new_owner, "the wrong one is told");
+    new_events++;
+}
+
+static void start_owned(void) {
+    start();
+    mw_pipeline_events of_old = events;
+    of_old.owner = &old_owner;
+    of_old.running = &old_running;
+    mw_pipeline_adopt(p, &spec, of_old);
+    mw_pipeline_set_generation(p, 7);
+    old_running = new_running = 0;
+    new_events = 0;
+}
+
+static mw_pipeline_events of_new(void) {
+    return (mw_pipeline_events){.ready = on_new_ready,
+                                .expired = on_expired,
+                                .closed = on_closed,
+                                .owner = &new_owner,
+                                .running = &new_running};
+}
+
+static void turn_of(const void *owner) { mw_pipeline_turn(p, owner); }
+
+/* A key, written into the buffer, that the trial gets or does not get. */
+static const char *key_for(bool trial, int n, char out[16]) {
+    for (int i = 0;; i++) {
+        snprintf(out, 16, "key-%d", i);
+        if (mw_pipeline_would_try(p, lane(out)) == trial && n-- == 0) return out;
+    }
+}
+
+static void trial_shares_by_key(void) {
+    prepare();
+    spec.concurrency = 1000;
+    start_owned();
+    mw_pipeline_try(p, of_new(), 8, 0.25, 99);
+    int theirs = 0;
+    for (uint64_t i = 1; i <= 400; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "k%llu", (unsigned long long)i % 200);
+        deliver(i, key);
+    }
+    turn_of(&new_owner);
+    for (mw_delivery *d; (d = mw_pipeline_take(p));) {
+        theirs++;
+        mw_delivery_ack(d); /* the second of its key follows, and is theirs too */
+    }
+    CHECK(theirs > 50 && theirs < 150 && theirs % 2 == 0, "%d of 400 are a quarter?", theirs);
+    CHECK(new_events > 0, "nobody was told");
+    turn_of(&old_owner);
+    int ours = 0;
+    for (mw_delivery *d; (d = mw_pipeline_take(p));) {
+        ours++;
+        mw_delivery_ack(d);
+    }
+    EQUAL(400, theirs + ours);
+    mw_trial_view v;
+    mw_pipeline_trial(p, &v);
+    EQUAL(8, v.generation);
+    EQUAL((uint64_t)theirs, v.messages);
+    EQUAL((uint64_t)ours, v.old_messages);
+    EQUAL(0, v.failures + v.old_failures);
+    end();
+}
+
+static void trial_ends(void) {
+    prepare();
+    start_owned();
+    deliver(1, "before"); /* whoever's key it is: it was ready before */
+    mw_pipeline_try(p, of_new(), 8, 0.5, 1);
+    char mine[16], yours[16];
+    deliver(2, key_for(true, 0, mine));
+    deliver(3, key_for(false, 0, yours));
+    deliver(4, mine);
+    turn_of(&new_owner);
+    mw_delivery *theirs = take(2);
+    take(0);
+    EQUAL(1, new_running);
+    turn_of(&old_owner);
+    take(1);
+    take(3);
+    take(0);
+    deliver(5, key_for(true, 1, yours)); /* ready for the trial when it ends */
+    take(0);
+    mw_pipeline_end_trial(p);
+    take(5);
+    turn_of(&new_owner);
+    take(0); /* what is gone takes nothing, whatever is ready */
+    mw_delivery_ack(theirs);
+    EQUAL(0, new_running);
+    take(0);
+    turn_of(&old_owner);
+    take(4);
+    mw_trial_view v;
+    mw_pipeline_trial(p, &v);
+    EQUAL(0, v.generation);
+    end();
+}
+
+static void trial_counts_first_attempts(void) {
+    prepare();
+    start_owned();
+    mw_pipeline_try(p, of_new(), 8, 0.5, 1);
+    char mine[16], yours[16];
+    key_for(true, 0, mine);
+    key_for(false, 0, yours);
+    deliver(1, mine);
+    deliver_as(2, (given){.key = yours, .attempt = 2});
+    char third[16];
+    deliver(3, key_for(false, 1, third));
+    turn_of(&new_owner);
+    fail_with(take(1), "", "no");
+    turn_of(&old_owner);
+    fail_with(take(2), "", "no");
+    fail_with(take(3), "invalid", "no");
+    turn();
+    HEADER(fake.pubs[0].msg, "mw-dead-generation", "7");
+    settled(1, MW_SETTLE_RETRY);
+    settled(2, MW_SETTLE_RETRY);
+    pass(1000); /* the retries of both, each again at its own */
+    fail_with(take(2), "", "no");
+    take(0);
+    turn_of(&new_owner);
+    fail_with(take(1), "invalid", "no");
+    turn();
+    HEADER(fake.pubs[1].msg, "mw-dead-generation", "7"); /* of 2, given up */
+    HEADER(fake.pubs[2].msg, "mw-dead-generation", "8");
+    mw_trial_view v;
+    mw_pipeline_trial(p, &v);
+    EQUAL(1, v.messages);
+    EQUAL(1, v.failures);
+    EQUAL(1, v.old_messages);
+    EQUAL(1, v.old_failures);
+    end();
+}
+
+static void trial_has_its_places(void) {
+    prepare();
+    spec.concurrency = 4;
+    spec.order = MW_ORDER_NONE;
+    start_owned();
+    mw_pipeline_try(p, of_new(), 8, 0.3, 1); /* two places of four */
+    char mine[16], yours[16];
+    key_for(true, 0, mine);
+    key_for(false, 0, yours);
+    for (uint64_t i = 1; i <= 8; i++) deliver(i, yours);
+    for (uint64_t i = 11; i <= 15; i++) deliver(i, mine);
+    turn_of(&old_owner);
+    mw_delivery *first = take(1);
+    take(2);
+    take(0); /* the others are kept free */
+    turn_of(&new_owner);
+    mw_delivery *d = take(11);
+    take(12);
+    take(0); /* and more than its share it does not get */
+    mw_delivery_ack(first);
+    take(0);
+    turn_of(&old_owner);
+    take(3);
+    mw_delivery_ack(d);
+    take(0);
+    turn_of(&new_owner);
+    take(13);
+    mw_pipeline_end_trial(p);
+    turn_of(&old_owner);
+    take(0);
+    EQUAL(4, mw_pipeline_running(p));
+    end();
+}
+
+static void trial_in_batches(void) {
+    prepare();
+    spec.batch_size = 2;
+    spec.batch_wait_ms = 50;
+    spec.order = MW_ORDER_NONE;
+    start_owned();
+    mw_pipeline_try(p, of_new(), 8, 0.5, 1);
+    char mine[16], yours[16];
+    mw_delivery *batch[2];
+    key_for(true, 0, mine);
+    key_for(false, 0, yours);
+    deliver(1, mine);
+    deliver(2, yours);
+    turn_of(&new_owner);
+    EQUAL(0, mw_pipeline_take_batch(p, batch, 2)); /* each fills its own */
+    turn_of(&old_owner);
+    EQUAL(0, mw_pipeline_take_batch(p, batch, 2));
+    deliver(3, yours);
+    EQUAL(2, mw_pipeline_take_batch(p, batch, 2));
+    pass(60);
+    turn_of(&new_owner);
+    EQUAL(1, mw_pipeline_take_batch(p, batch, 2));
+    deliver(4, mine);
+    mw_pipeline_end_trial(p);
+    deliver(5, yours);
+    turn_of(&old_owner);
+    EQUAL(2, mw_pipeline_take_batch(p, batch, 2));
+    end();
+}
+
+static void trial_promoted_and_drained(void) {
+    prepare();
+    start_owned();
+    mw_pipeline_try(p, of_new(), 8, 0.5, 1);
+    char mine[16], yours[16];
+    deliver(1, key_for(true, 0, mine));
+    deliver(2, key_for(false, 0, yours));
+    deliver(3, key_for(false, 1, yours));
+    turn_of(&old_owner);
+    mw_delivery *old = take(2);
+    EQUAL(1, old_running);
+    mw_pipeline_adopt(p, &spec, of_new());
+    turn_of(&old_owner);
+    take(0);
+    turn_of(&new_owner);
+    take(3);
+    take(1);
+    mw_delivery_ack(old);
+    EQUAL(0, old_running);
+    mw_pipeline_try(p, events, 9, 0.5, 1);
+    deliver(4, key_for(true, 2, mine));
+    mw_pipeline_drain(p); /* ready for a trial: it goes back like any other */
+    settled(4, MW_SETTLE_RELEASE);
+    end();
+}
+
+static void differing_settings(void) {
+    prepare();
+    start_owned();
+    CHECK(!mw_pipeline_differs(p, &spec), "it differs from itself");
+    mw_pipeline_spec changed = spec;
+    changed.policies[0].attempts++;
+    CHECK(strcmp(mw_pipeline_differs(p, &changed), "retry") == 0, "attempts");
+    changed = spec;
+    changed.policies[1].backoff.jitter = 0.5;
+    CHECK(strcmp(mw_pipeline_differs(p, &changed), "retry") == 0, "jitter");
+    changed = spec;
+    changed.timeout_ms++;
+    CHECK(strcmp(mw_pipeline_differs(p, &changed), "timeout") == 0, "timeout");
+    changed = spec;
+    changed.dead_channel = "elsewhere";
+    CHECK(strcmp(mw_pipeline_differs(p, &changed), "dead") == 0, "dead");
+    changed = spec;
+    changed.concurrency++;
+    CHECK(strcmp(mw_pipeline_differs(p, &changed), "concurrency") == 0, "concurrency");
+    end();
+}
+
 static const test tests[] = {
+    {"trial_shares_by_key", trial_shares_by_key},
+    {"trial_ends", trial_ends},
+    {"trial_counts_first_attempts", trial_counts_first_attempts},
+    {"trial_has_its_places", trial_has_its_places},
+    {"trial_in_batches", trial_in_batches},
+    {"trial_promoted_and_drained", trial_promoted_and_drained},
+    {"differing_settings", differing_settings},
     {"order_key", order_key},
     {"order_source", order_source},
     {"order_none", order_none},
@@ -1826,9 +2095,17 @@ static const test tests[] = {
 /* ---- supervised: this process is worker 0; worker 1 is one that the tests let die ---- */
 
 enum { OF_THE_OTHER = 1000000 };
-static mw_ledger *ledger;
 
-static void die(uint32_t slot, uint32_t suspects) { EQUAL(suspects, mw_ledger_bury(ledger, slot, true, 1)); }
+static void die_by(uint32_t slot, mw_death how, uint32_t suspects) {
+    EQUAL(suspects, mw_ledger_bury(shared, slot, how, 1));
+}
+
+static void die(uint32_t slot, uint32_t suspects) { die_by(slot, MW_DEATH_CRASH, suspects); }
+
+static int crashes_of(uint64_t hash, bool elsewhere) { /* -1: no suspect */
+    mw_suspicion why;
+    return mw_ledger_suspects(hash, elsewhere, &why) ? (int)why.crashes : -1;
+}
 
 static void suspects_that_end(void) {
     begin();
@@ -1855,7 +2132,7 @@ static uint64_t write_down(uint64_t tag) { /* m<tag> of the pipeline "orders", a
     int n = snprintf(id, sizeof id, "m%llu", (unsigned long long)tag);
     uint64_t both[2] = {mw_hash64("orders", 6), mw_hash64(id, (size_t)n)};
     uint64_t hash = mw_hash64(both, sizeof both);
-    mw_ledger_begin(hash, id, (size_t)n);
+    mw_ledger_begin(hash, 0, MW_TALLIES, id, (size_t)n);
     return hash;
 }
 
@@ -1863,7 +2140,7 @@ static void suspect(uint64_t tag, int deaths) {
     for (int i = 1; i <= deaths; i++) {
         uint64_t hash = write_down(tag);
         die(0, 1);
-        EQUAL(i, mw_ledger_deaths(hash, false));
+        EQUAL(i, crashes_of(hash, false));
     }
 }
 
@@ -1874,8 +2151,11 @@ static void suspects_one_by_one(void) {
     for (uint64_t tag = 1; tag <= 5; tag++) deliver(tag, NULL);
     mw_delivery *one = take(1);
     take(0); /* 2 waits until 1 has ended, and 4 behind it */
-    int before = ready_events;
     mw_delivery_ack(one);
+    take(0); /* its ack does not stand yet: if 2 kills, 1 would be handled again */
+    int before = ready_events;
+    turn();
+    settled(1, MW_SETTLE_ACK);
     CHECK(ready_events > before, "nobody was woken");
     mw_delivery *two = take(2);
     take(0);
@@ -1883,6 +2163,8 @@ static void suspects_one_by_one(void) {
     WAIT_FOR(ready_events > before); /* it is looked at again while it runs, in any case */
     take(0);
     mw_delivery_ack(two);
+    turn();
+    settled(2, MW_SETTLE_ACK);
     mw_delivery *three = take(3);
     take(0);
     fail_with(three, "transient", "x"); /* any end clears it */
@@ -1915,6 +2197,74 @@ static void suspects_are_buried(void) {
     end();
 }
 
+static void dead_as(const char *class_name, const char *reason) { /* the letter that was published last */
+    mw_parts parts;
+    mw_header h;
+    mw_message_parts(fake.pubs[fake.pub_count - 1].msg, &parts);
+    CHECK(mw_headers_find(parts.headers, parts.headers_len, "mw-dead-class", &h), "no class");
+    CHECK(h.value_len == strlen(class_name) && memcmp(h.value, class_name, h.value_len) == 0, "%.*s",
+          (int)h.value_len, h.value);
+    CHECK(mw_headers_find(parts.headers, parts.headers_len, "mw-dead-reason", &h), "no reason");
+    CHECK(h.value_len == strlen(reason) && memcmp(h.value, reason, h.value_len) == 0, "%.*s",
+          (int)h.value_len, h.value);
+}
+
+/* Whoever kills from outside has to do it thirty times to the same one before that is blamed. */
+static void kills_from_outside(void) {
+    begin();
+    write_down(7);
+    die_by(0, MW_DEATH_KILLED, 1); /* it may have run beside others: it does not count at all */
+    for (int i = 0; i < 3 * MW_KILLS_PER_CRASH - 1; i++) {
+        write_down(7);
+        die_by(0, MW_DEATH_KILLED, 1);
+    }
+    deliver(7, NULL);
+    mw_delivery *seven = take(7);
+    die_by(0, MW_DEATH_KILLED, 1);
+    mw_delivery_ack(seven);
+    deliver(8, NULL);
+    write_down(8);
+    for (int i = 0; i <= 3 * MW_KILLS_PER_CRASH; i++) {
+        write_down(8);
+        die_by(0, MW_DEATH_KILLED, i ? 1 : 2);
+    }
+    take(0);
+    turn();
+    dead_as("crash", "killed its worker 31 times");
+    answer_publish(0, NULL);
+    settled(8, MW_SETTLE_ACK);
+    end();
+}
+
+/* Only the one whose handler computed is to blame, and no more often than its policy allows. */
+static void stuck_one_is_blamed(void) {
+    prepare();
+    spec.policies[0].attempts = 2;
+    start();
+    for (int i = 0; i < 2; i++) {
+        write_down(1);
+        uint64_t hash = write_down(2);
+        for (uint32_t k = 0; k < MW_LEDGER_ENTRIES; k++)
+            if (shared->slot[0].begun.hash[k] == hash) mw_pulse_mine->entry = k + 1;
+        die_by(0, MW_DEATH_STUCK, 1);
+        mw_ledger_reset();
+    }
+    deliver(1, NULL);
+    deliver(2, NULL);
+    mw_delivery_ack(take(1));
+    take(0);
+    turn();
+    dead_as("timeout", "stuck past its timeout 2 times, and its worker was ended");
+    answer_publish(0, NULL);
+    settled(2, MW_SETTLE_ACK);
+    write_down(3);
+    die_by(0, MW_DEATH_STUCK, 1); /* nothing computed: it was stopped from outside */
+    EQUAL(0, crashes_of(write_down(3), false));
+    mw_ledger_reset();
+    die_by(0, MW_DEATH_OURS, 0);
+    end();
+}
+
 static void suspects_in_batches(void) {
     prepare();
     spec.batch_size = 4;
@@ -1926,6 +2276,9 @@ static void suspects_in_batches(void) {
     WAIT_FOR(mw_pipeline_take_batch(p, out + 2, 4) == 0);
     mw_delivery_ack(out[0]);
     mw_delivery_ack(out[1]);
+    turn();
+    settled(1, MW_SETTLE_ACK);
+    settled(2, MW_SETTLE_ACK);
     EQUAL(1, mw_pipeline_take_batch(p, out, 4));
     EQUAL(3, tag_of(out[0]));
     EQUAL(0, mw_pipeline_take_batch(p, out + 1, 4));
@@ -1945,6 +2298,8 @@ static void suspects_not_noticed_yet(void) {
     mw_delivery *one = take(1);
     take(0);
     mw_delivery_ack(one);
+    turn();
+    settled(1, MW_SETTLE_ACK);
     mw_delivery *twin = take(OF_THE_OTHER);
     take(0);
     die(1, 1); /* now it is noticed */
@@ -1959,21 +2314,23 @@ static void suspects_not_noticed_yet(void) {
 static void ledger_full(void) {
     static uint32_t entries[MW_LEDGER_ENTRIES + 8];
     mw_error e;
-    EQUAL(0, mw_ledger_attach(mw_ledger_fd(ledger), 0, &e)); /* all entries are free again */
+    EQUAL(0, mw_shared_attach(shared_fd, 0, &e));
+    mw_ledger_reset(); /* all entries are free again */
     for (uint64_t i = 0; i < MW_LEDGER_ENTRIES + 8; i++) {
-        entries[i] = mw_ledger_begin(
-            i + 1, "some id that is longer than what is kept of it, so that it is cut off", 71);
+        entries[i] =
+            mw_ledger_begin(i + 1, 0, MW_TALLIES,
+                            "some id that is longer than what is kept of it, so that it is cut off", 71);
         EQUAL(i < MW_LEDGER_ENTRIES, entries[i] != 0);
     }
     die(0, MW_LEDGER_ENTRIES);
     die(0, 0);
-    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES; i++) EQUAL(1, mw_ledger_deaths(i + 1, false));
-    EQUAL(-1, mw_ledger_deaths(MW_LEDGER_ENTRIES + 1, true));
+    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES; i++) EQUAL(1, crashes_of(i + 1, false));
+    EQUAL(-1, crashes_of(MW_LEDGER_ENTRIES + 1, true));
     for (uint64_t i = 0; i < MW_LEDGER_ENTRIES + 8; i++) mw_ledger_end(entries[i], i + 1);
-    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES; i++) EQUAL(-1, mw_ledger_deaths(i + 1, true));
-    mw_ledger_begin(5, "x", 1);
-    EQUAL(0, mw_ledger_bury(ledger, 0, false, 1)); /* our own doing: nobody is suspected */
-    EQUAL(-1, mw_ledger_deaths(5, true));
+    for (uint64_t i = 0; i < MW_LEDGER_ENTRIES; i++) EQUAL(-1, crashes_of(i + 1, true));
+    mw_ledger_begin(5, 0, MW_TALLIES, "x", 1);
+    die_by(0, MW_DEATH_OURS, 0); /* our own doing: nobody is suspected */
+    EQUAL(-1, crashes_of(5, true));
 }
 
 static const test supervised_tests[] = {
@@ -1982,20 +2339,25 @@ static const test supervised_tests[] = {
     {"suspects_are_buried", suspects_are_buried},
     {"suspects_in_batches", suspects_in_batches},
     {"suspects_not_noticed_yet", suspects_not_noticed_yet},
+    {"kills_from_outside", kills_from_outside},
+    {"stuck_one_is_blamed", stuck_one_is_blamed},
     {"ledger_full", ledger_full},
     {NULL, NULL},
 };
 
 static int run_supervised(int argc, char **argv) {
     mw_error e;
-    ledger = mw_ledger_new(2, &e);
-    if (!ledger || mw_ledger_attach(mw_ledger_fd(ledger), 1, &e)) abort();
+    shared = mw_shared_new(2, &shared_fd, &e);
+    if (!shared || mw_shared_attach(shared_fd, 1, &e)) abort();
+    shared->used = 2;
+    shared->allowed = 3;
     write_down(OF_THE_OTHER);
-    if (mw_ledger_attach(mw_ledger_fd(ledger), 0, &e)) abort();
-    mw_ledger_allow(ledger, 3);
+    mw_ledger_reset();
+    if (mw_shared_attach(shared_fd, 0, &e)) abort();
     int code = run_tests(tests, argc, argv);
     code |= run_tests(supervised_tests, argc, argv);
-    mw_ledger_free(ledger);
+    mw_shared_free(shared);
+    close(shared_fd);
     return code;
 }
 

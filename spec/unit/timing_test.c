@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "pipeline/timing.h"
+#include "core/timing.h"
 #include "check.h"
 
 static mw_timing timing;

@@ -40,7 +40,7 @@ end
 
 function kinds.workers(text)
   local n = kinds.integer(text)
-  if not n or n < 1 or n > 256 then return nil, "a whole number from 1 to 256" end
+  if not n or n > 256 then return nil, "a whole number from 0 to 256" end
   return n
 end
 
@@ -56,6 +56,14 @@ function kinds.rate(text)
   local n, per = tonumber(number), unit == "" and 1 or UNITS[unit]
   if not n or not per or n <= 0 then return nil, "a rate such as 100/s or 30/m" end
   return n / per
+end
+
+function kinds.share(text)
+  local number, percent = text:match "^(%d*%.?%d+)(%%?)$"
+  local n = tonumber(number)
+  n = n and (percent == "%" and n / 100 or n)
+  if not n or n <= 0 or n >= 1 then return nil, "a share such as 5% or 0.05, more than nothing and less than all" end
+  return n
 end
 
 function kinds.header(text)

@@ -81,6 +81,10 @@ function M.read(fd)
   return nil, why()
 end
 
+--- Waits; a signal ends it early.
+---@param seconds number
+function M.sleep(seconds) C.mwc_poll(nil, 0, math.floor(seconds * 1000)) end
+
 -- ---- the terminal ----
 
 local TIOCGWINSZ, ICANON, ECHO, LFLAG = 0x5413, 2, 8, 3 -- c_lflag is the fourth word of struct termios

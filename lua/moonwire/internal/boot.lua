@@ -3,6 +3,7 @@
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
 local fields = require "moonwire.internal.config.fields"
+local files = require "moonwire.internal.config.files"
 local ffi = require "ffi"
 local json = require "moonwire.json"
 local message = require "moonwire.internal.message"
@@ -99,7 +100,7 @@ local function batch_with_checks(run_batch, check)
   end
 end
 
-local function build(p)
+local function build(p, rewrite)
   local failure = ffi.new "mw_failure"
   local handle = C.mw_vm_pipeline(wait.vm, p.spec, failure)
   if handle == nil then return nil, ffi.string(failure.text) end
@@ -108,10 +109,11 @@ local function build(p)
     batch_size = p.batch_size, key = p.key,
   }
   local loaded = p.loaded
+  local run = loaded.handle_batch or loaded.handle
+  if rewrite then run = require "moonwire.testing.failing".wrap(rewrite, p.name, run) end
   if loaded.handle_batch then
-    built.run_batch = batch_with_checks(loaded.handle_batch, loaded.check)
+    built.run_batch = batch_with_checks(run, loaded.check)
   else
-    local run = loaded.handle
     if loaded.check then run = with_schema(run, loaded.check) end
     if p.dedupe then run = with_dedupe(run, p.dedupe) end
     built.run = run
@@ -147,8 +149,8 @@ local function open(read)
   return true
 end
 
---- Called by C: `dir`, and `check = true` to stop before anything is opened. `settings = true` does that too and gives
---- the settings; `settings = "workers"` only when the project wants worker processes.
+--- Called by C: `dir`, and `check = true` to stop before anything is opened. `sources = true`: with the settings come
+--- the files that were read, packed; `files`: such a text, to read instead of the folder.
 ---@return boolean|nil ok, string|table error or the settings; a text with "!" in front is about a broker
 return function(options)
   if options.jit == "off" then jit.off() end
@@ -158,19 +160,20 @@ return function(options)
     local variable = type(name) == "string" and name:match "^env%.(.+)$"
     if variable then overrides[variable] = value end
   end
-  local read = project.read(options.dir, { rewrite = options.rewrite, overrides = overrides })
+  local read = project.read(options.dir, {
+    rewrite = options.rewrite, overrides = overrides, files = options.files and files.unpack(options.files),
+  })
   if #read.problems > 0 then return nil, table.concat(read.problems, "\n") end
   if options.check then return true, #read.pipelines end
-  local stop = options.settings
-  if stop == true or stop == "workers" and read.settings.workers then return true, read.settings end
   local memory = fields.bytes(read.settings.memory)
   C.mw_vm_limits(wait.vm, read.settings.watchdog, memory)
   verdict.memory_limit = memory
   local ok, err = open(read)
   if not ok then return nil, "!" .. err end
   for _, p in ipairs(read.pipelines) do
-    ok, err = build(p)
+    ok, err = build(p, options.rewrite)
     if not ok then return nil, ("%s:%d: %s: %s"):format(p.where.file, p.where.line, p.where.what, err) end
   end
+  if options.sources then read.settings.sources = files.pack(read.sandbox.files) end
   return true, read.settings
 end

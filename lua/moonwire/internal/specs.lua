@@ -21,6 +21,33 @@ local function find_busted()
   return compatibility
 end
 
+local function full_name(busted, element)
+  local names = {}
+  while element and element.descriptor ~= "suite" do
+    if element.descriptor ~= "file" and element.name then table.insert(names, 1, element.name) end
+    element = busted.context.parent(element)
+  end
+  return table.concat(names, " ")
+end
+
+local MOST_FAILURES, MOST_TEXT = 50, 4000 -- a report is for reading
+
+M.NONE = "no specs there: they are files named …_spec.lua, in the project's folder spec or next to what they test"
+
+local function note(busted, failures, element, message, trace)
+  if #failures >= MOST_FAILURES then return end
+  local source = type(trace) == "table" and type(trace.source) == "string" and trace.source:match "^@(.*)"
+  local line = source and trace.currentline or nil
+  if not source and element.descriptor == "file" then source = element.name end
+  local text = tostring(message)
+  if text:find "^No test files found" then text = M.NONE end
+  if not line and source then -- a file that does not load: its place stands in the text
+    line = tonumber((text:match(":(%d+):")))
+  end
+  failures[#failures + 1] = { name = full_name(busted, element), file = source, line = line,
+    message = text:sub(1, MOST_TEXT) }
+end
+
 --- Counts what busted reports; an error outside of a test (a file that does not load, a failing setup) is a failure.
 local function counting(make, counts)
   return function(...)
@@ -30,8 +57,9 @@ local function counting(make, counts)
       counts[name] = counts[name] + 1
       return nil, true
     end)
-    local function outside(element)
+    local function outside(element, _, message, trace)
       if element.descriptor ~= "it" then counts.failed = counts.failed + 1 end
+      note(busted, counts.failures, element, message, trace)
       return nil, true
     end
     busted.subscribe({ "error" }, outside)
@@ -42,13 +70,14 @@ end
 
 ---@param arguments string[] as busted's own command takes them; paths absolute
 ---@param keep string[]|nil modules of the caller that have to outlive busted's clearing
----@return { passed: integer, failed: integer, skipped: integer }|nil counts, string|nil error
+---@return { passed: integer, failed: integer, skipped: integer, failures: table[] }|nil counts, string|nil error
+---  failures: { name, file, line, message } of each, the first ones
 function M.run(arguments, keep)
   local compatibility, err = find_busted()
   if not compatibility then return nil, err end
   for _, name in ipairs(KEEP) do require(name) end
   for _, name in ipairs(keep or {}) do require(name) end
-  local counts = { passed = 0, failed = 0, skipped = 0 }
+  local counts = { passed = 0, failed = 0, skipped = 0, failures = {} }
   local over = {} -- busted would end the process, and with it what has to be put away first
   compatibility.exit = function(code)
     over.code = code

@@ -96,7 +96,7 @@ function mw.pipeline(name) end
 
 ---@class moonwire.Settings
 ---@field drain? moonwire.Seconds how long a drain may take; default 25
----@field workers? integer how many worker processes a supervisor keeps running; without it one process does it all
+---@field workers? integer how many worker processes `moonwire run` keeps running; default 1
 ---@field crash_attempts? integer how many workers a message may kill before it is a dead letter; default 3
 ---@field watchdog? boolean whether handlers that compute past their timeout are broken; default true
 ---@field memory? integer|string how much a process's Lua may hold, in bytes or as "256MB"; default "1GB"

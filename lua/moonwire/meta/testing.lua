@@ -144,6 +144,12 @@ function App:messages(channel) end
 ---@param amount number
 function App:fault(what, amount) end
 
+--- The next attempts of a pipeline fail, before its handler runs.
+---@param pipeline string
+---@param count? integer default 1
+---@param class? string of the error; default transient
+function App:fail(pipeline, count, class) end
+
 --- The broker takes back what is being handled, as when a connection is lost.
 function App:cut() end
 

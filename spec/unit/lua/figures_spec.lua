@@ -75,9 +75,9 @@ describe("the lines of the control socket", function()
     local asked
     local app = {
       explain = function(_, text) asked = text return {} end,
-      generation = function() return 1 end,
+      generation = function() return 1 end, trial = function() end,
     }
-    local answer = answers_.of(app)
+    local answer = answers_.of(app, {})
     for _, text in ipairs { "plain", "", " ", "a b", "%20", "\n\r\t", "\0", "\255\254", "=x =y", "\195\164" } do
       local line = answers_.line("explain", text)
       assert.is_nil(line:find "[\n%z]")

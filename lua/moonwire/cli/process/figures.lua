@@ -14,7 +14,19 @@ local function highest(a, b) return a and b and math.max(a, b) or a or b end
 -- What is ready is counted by each process as all that is not settled, less what it has itself.
 local function unsettled_at_broker(p) return p.lag and p.lag + (p.unsettled or 0) end
 
-local function add(total, p)
+-- Of a canary: both generations' messages; the time that is left to the last of them.
+local function add_canary(total, c)
+  if not c then return end
+  local sum = total.canary or { generation = 0, share = c.share, left = 0, messages = 0, failures = 0,
+    old_messages = 0, old_failures = 0 }
+  for _, name in ipairs { "messages", "failures", "old_messages", "old_failures" } do
+    sum[name] = sum[name] + (c[name] or 0)
+  end
+  sum.generation, sum.left = math.max(sum.generation, c.generation), math.max(sum.left, c.left)
+  total.canary = sum
+end
+
+local function add(total, p, stale)
   for _, name in ipairs(SUMS) do total[name] = (total[name] or 0) + (p[name] or 0) end
   for _, name in ipairs(HIGHEST) do total[name] = highest(total[name], p[name]) end
   total.outstanding = highest(total.outstanding, unsettled_at_broker(p))
@@ -23,16 +35,18 @@ local function add(total, p)
   if (BREAKERS[p.breaker] or 0) > BREAKERS[total.breaker] then total.breaker = p.breaker end
   total.generation = highest(total.generation, p.generation)
   total.processes = (total.processes or 0) + 1
+  total.stale_in = (total.stale_in or 0) + (stale and 1 or 0)
   total.paused_in = (total.paused_in or 0) + (p.paused and 1 or 0)
   total.draining_in = (total.draining_in or 0) + (p.draining and 1 or 0)
   total.full = total.full or p.full
+  add_canary(total, p.canary)
 end
 
 local function finish(total)
   total.lag = total.outstanding and math.max(0, total.outstanding - total.unsettled)
   total.retrying = total.held + (total.delayed or 0)
   total.paused, total.draining = total.paused_in > 0, total.draining_in == total.processes
-  total.outstanding = nil
+  total.workers, total.outstanding = total.processes - total.stale_in, nil
 end
 
 --- One table a pipeline, over all processes, in the order of the first.
@@ -47,7 +61,7 @@ function M.totals(answers)
         total = { name = p.name, channel = p.channel }
         by_name[p.name], list[#list + 1] = total, total
       end
-      add(total, p)
+      add(total, p, answer.reply.stale)
     end
   end
   for _, total in ipairs(list) do finish(total) end
@@ -59,7 +73,7 @@ function M.each(answers)
   local list = {}
   for _, answer in ipairs(answers) do
     for _, p in ipairs(answer.reply.pipelines) do
-      p.pid = answer.pid
+      p.pid, p.worker, p.stale = answer.pid, answer.worker, answer.reply.stale
       for _, name in ipairs(SUMS) do p[name] = p[name] or 0 end -- of another version, perhaps
       list[#list + 1] = p
     end
@@ -101,6 +115,13 @@ function M.bytes(n)
   return ("%.1fGB"):format(n)
 end
 
+local function share(n) return ("%.3g%%"):format(n * 100) end
+
+local function canary_text(c)
+  return ("canary %d at %s: %d failed of %d, old %d of %d, %s left"):format(c.generation, share(c.share), c.failures,
+    c.messages, c.old_failures, c.old_messages, M.seconds(c.left))
+end
+
 local function partly(word, some, all)
   return some and all and some < all and ("%s in %d of %d"):format(word, some, all) or word
 end
@@ -110,10 +131,12 @@ end
 function M.state(p)
   local words = {}
   if p.draining then words[#words + 1] = "draining" end
+  if p.canary then words[#words + 1] = canary_text(p.canary) end
   if p.paused then words[#words + 1] = partly("paused", p.paused_in, p.processes) end
   if p.breaker == "open" then words[#words + 1] = "outage, tries in " .. M.seconds(p.breaker_left or 0) end
   if p.breaker == "half-open" then words[#words + 1] = "outage, trying one" end
   if p.full then words[#words + 1] = "buffer full" end
+  if p.stale then words[#words + 1] = "no answer" end
   if (p.held_keys or 0) > 0 then words[#words + 1] = out.count(p.held_keys, "held key") end
   if (p.dead_keys or 0) > 0 then words[#words + 1] = out.count(p.dead_keys, "dead key") end
   return #words > 0 and table.concat(words, ", ") or "ok"
@@ -135,6 +158,9 @@ local COLUMNS = {
   { "DEAD", function(p) return number(p.dead) end },
   { "P50", function(p) return M.seconds(p.p50) end },
   { "P99", function(p) return M.seconds(p.p99) end },
+  { "WORKERS", function(p)
+    return p.stale_in == 0 and number(p.workers) or ("%d of %d"):format(p.workers, p.processes)
+  end, totals = true },
   { "STATE", M.state },
 }
 
@@ -142,10 +168,10 @@ local COLUMNS = {
 local DISPENSABLE = { "GEN", "PARKED", "WAITING", "HANDLED", "RUNNING", "OLDEST", "P50", "NEXT" }
 
 local function build(list, each, hidden)
-  local heads, rows = { each and "PID" or nil }, {}
-  for i, p in ipairs(list) do rows[i] = { each and tostring(p.pid) or nil } end
+  local heads, rows = each and { "PID", "WORKER" } or {}, {}
+  for i, p in ipairs(list) do rows[i] = each and { tostring(p.pid or "-"), number(p.worker) } or {} end
   for _, column in ipairs(COLUMNS) do
-    if not hidden[column[1]] then
+    if not hidden[column[1]] and not (each and column.totals) then
       heads[#heads + 1] = column[1]
       for i, p in ipairs(list) do table.insert(rows[i], column[2](p)) end
     end
@@ -161,6 +187,38 @@ local function width(heads, rows)
     sum = sum + most + 2
   end
   return sum - 2
+end
+
+-- What the pipelines are not shown to do because their worker is not there.
+local STATES = {
+  starting = function(w) return ("starting, for %s"):format(M.seconds(w.since)) end,
+  draining = function() return "draining" end,
+  down = function(w) return w.starts_in and "down, starts in " .. M.seconds(w.starts_in) or "down" end,
+  ended = function() return "ended" end,
+}
+
+local function trouble(answer)
+  local w = answer.state
+  if not w then return nil end
+  if STATES[w.state] then return STATES[w.state](w) end
+  if not answer.reply.stale then return nil end
+  local what = w.id and ("handling message %s of pipeline %s"):format(out.plain(w.id), out.plain(w.pipeline or "?"))
+  return ("stuck for %s%s; its figures are the last it wrote"):format(M.seconds(w.still), what and ", " .. what or "")
+end
+
+--- A line for each worker that is not simply at work.
+---@param answers moonwire.cli.Answer[]
+---@return string[]
+function M.troubles(answers)
+  local lines = {}
+  for _, answer in ipairs(answers) do
+    local what = trouble(answer)
+    if what then
+      local restarts = answer.state.restarts > 0 and (" (%s)"):format(out.count(answer.state.restarts, "restart")) or ""
+      lines[#lines + 1] = ("%s: %s%s"):format(answer.name, what, restarts)
+    end
+  end
+  return lines
 end
 
 --- Heads and rows for out.table; with pids in front when each process has its own.

@@ -6,7 +6,7 @@ local out = require "moonwire.cli.out"
 
 local M = {}
 
---- Runs the verb: sends its name to every process.
+--- Runs the verb: sends its name to everything that runs the project.
 ---@param word string pause | resume
 ---@param done string how it is told
 function M.run(word, done)
@@ -15,12 +15,14 @@ function M.run(word, done)
     for _, answer in ipairs(control.ask(values.DIR, answers.line(word, unpack(values.PIPELINE or {})), 10)) do
       local reply = answer.reply
       if values.json then
-        reply.pid = answer.pid
+        reply.pid, reply.worker = answer.pid, answer.worker
         out.json(reply)
       elseif reply.ok then
-        out.line(("%d: %s: %s"):format(answer.pid, done, out.plain(table.concat(reply.pipelines, ", "))))
+        local names = #reply.pipelines > 0 and table.concat(reply.pipelines, ", ") or "all"
+        local later = reply.later and " (as soon as it answers again)" or ""
+        out.line(("%s: %s: %s%s"):format(answer.name, done, out.plain(names), later))
       else
-        out.note("%d: %s", answer.pid, out.plain(reply.problems))
+        out.note("%s: %s", answer.name, out.plain(reply.problems))
       end
       if not reply.ok then code = fail.FAILED end
     end
@@ -32,6 +34,6 @@ M.arguments = {
   { "DIR", "the project's folder (default: the current one)", optional = true },
   { "PIPELINE", "which (default: all)", optional = true, many = true },
 }
-M.flags = { { "json", nil, "one object a process: pid, ok, pipelines, problems" } }
+M.flags = { { "json", nil, "one object a worker: worker, pid, ok, pipelines, problems" } }
 
 return M

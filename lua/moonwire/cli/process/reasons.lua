@@ -67,6 +67,12 @@ local function conditions(add, p)
     add("The buffer of pipeline %s is full (%d messages, %s): nothing is fetched until some are settled.", p.name,
       p.in_flight, figures.bytes(p.in_flight_bytes))
   end
+  local c = p.canary
+  if c then
+    local among = p.lane and (p.lane.canary and "; this key is among them" or "; this key is not among them") or ""
+    add("A canary runs in pipeline %s: generation %d handles %.3g%% of the keys%s.", p.name, c.generation,
+      c.share * 100, among)
+  end
   if p.running >= p.concurrency then add("All %d handlers of pipeline %s are busy.", p.concurrency, p.name) end
 end
 
@@ -148,6 +154,33 @@ local function at_broker(add, result)
   if result.cut then add("Only the first %d messages of channel %s were looked at.", result.scanned, name) end
 end
 
+local function of_worker(answer)
+  local w = answer.state
+  if not w.still then
+    return ("%s does not serve now (%s): what it had is delivered again."):format(answer.name, w.state)
+  end
+  local still = figures.seconds(w.still)
+  if not w.id then return ("%s does not answer: it has stood still for %s."):format(answer.name, still) end
+  return ("%s does not answer: its handler has computed on message %s of pipeline %s for %s. It is killed 5 s after "
+    .. "the handler's timeout, and what else it has is delivered again."):format(answer.name, out.plain(w.id),
+    out.plain(w.pipeline or "?"), still)
+end
+
+--- What is known of workers that did not answer: one sentence each, and one for each message that was asked for.
+---@param silent moonwire.cli.Answer[]
+---@return string[]
+function M.of_silent(silent)
+  local sentences = {}
+  for _, answer in ipairs(silent) do
+    for _, begun in ipairs(answer.reply.begun) do
+      sentences[#sentences + 1] = ("Message %s is in pipeline %s (%s, process %s): a handler has it."):format(
+        out.plain(begun.id), out.plain(begun.pipeline or "?"), answer.name, answer.pid or "gone")
+    end
+    sentences[#sentences + 1] = of_worker(answer)
+  end
+  return sentences
+end
+
 --- One sentence a fact.
 ---@param what string
 ---@param pipelines table[] what the processes told
@@ -155,7 +188,12 @@ end
 ---@return string[]
 function M.of(what, pipelines, results)
   local sentences, shown, nothing = {}, out.plain(what), true
-  local function add(text, ...) sentences[#sentences + 1] = text:format(...) end
+  local told = {}
+  local function add(text, ...) -- what holds for all workers is told once
+    local sentence = text:format(...)
+    if not told[sentence] then sentences[#sentences + 1] = sentence end
+    told[sentence] = true
+  end
   for _, p in ipairs(pipelines) do
     local found = true
     if p.message then message(add, p)

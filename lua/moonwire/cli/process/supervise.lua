@@ -1,5 +1,5 @@
---- `moonwire run` with workers: this process starts N of itself and keeps them running. It reads the project, but opens
---- nothing and handles nothing. See runtime/supervisor.
+--- `moonwire run`: this process starts workers, which are the same program again, and keeps them running. It opens
+--- nothing, reads no project and handles nothing. See runtime/supervisor; what it is asked is answered by commands.lua.
 local core = require "moonwire.core"
 local fail = require "moonwire.cli.fail"
 local log = require "moonwire.log"
@@ -23,34 +23,17 @@ local function words(verb, values, dir)
   return list
 end
 
---- The project's problems are told one by one, as a worker would tell them.
-local function checked(values, settings, read)
-  return function()
-    local fresh, problems = read()
-    if not fresh then
-      for line in problems:gmatch "[^\n]+" do log.error("reload refused", { error = line }) end
-      return nil
-    end
-    if not values.workers and fresh.workers ~= settings.workers then
-      log.warn("the number of workers changes with the next start", { now = settings.workers, then_ = fresh.workers })
-    end
-    return values.drain or fresh.drain, fresh.crash_attempts
-  end
-end
-
 ---@param verb table `run`, with its flags
 ---@param values table its command line
----@param settings table the project's
----@param read fun(): table|nil, string|nil reads the project anew: its settings, or its problems
 ---@return integer exit code
-return function(verb, values, settings, read)
+return function(verb, values)
   local dir = project.dir(values.DIR)
-  local count = values.workers or settings.workers
-  log.info("supervising", { workers = count, version = core.version })
+  local path, err = core.control_path(dir)
+  if not path then log.warn("no control socket: reload by signal only", { error = err }) end
   local code, why = core.supervise {
-    workers = count, argv = words(verb, values, dir), drain = values.drain or settings.drain,
-    crash_attempts = settings.crash_attempts, once = values.once, watch = values.watch and dir,
-    check = checked(values, settings, read),
+    workers = values.workers, argv = words(verb, values, dir), drain = values.drain, once = values.once,
+    watch = values.watch and dir, control = path,
+    command = function(s, line) return require "moonwire.cli.process.commands"(s, line) end,
   }
   if not code then fail.raise(fail.FAILED, why) end
   return code

@@ -20,18 +20,21 @@ local HITS_MOST = 10
 local function ask(values, what)
   local line = answers.line("explain", what)
   if #line > LINE_MOST then fail.usage "that is too long for a key or an id" end
-  local found, known = {}, false
+  local found, known, silent = {}, false, {}
   for _, answer in ipairs(control.ask(values.DIR, line, 10)) do
-    if not answer.reply.ok then fail.raise(fail.FAILED, "%d: %s", answer.pid, answer.reply.problems) end
+    if not answer.reply.ok then fail.raise(fail.FAILED, "%s: %s", answer.name, answer.reply.problems) end
+    if answer.reply.stale then silent[#silent + 1] = answer end
     for _, p in ipairs(answer.reply.pipelines) do
       if not values.pipeline or p.name == values.pipeline then
-        p.pid, known = answer.pid, true
+        p.pid, p.worker, known = answer.pid, answer.worker, true
         found[#found + 1] = p
       end
     end
   end
-  if not known then fail.raise(fail.FAILED, "there is no pipeline %q", values.pipeline or "at all") end
-  return found
+  if not known and #silent == 0 then
+    fail.raise(fail.FAILED, "there is no pipeline %q", values.pipeline or "at all")
+  end
+  return found, silent
 end
 
 local function in_flight(p) return p.message or p.lane and p.lane.holder or p.of_key_count > 0 end
@@ -121,10 +124,15 @@ local function object_of(what, pipelines, results, sentences, found)
 end
 
 local function explain(values)
-  local pipelines, found, results = ask(values, values.WHAT), false, {}
+  local pipelines, silent = ask(values, values.WHAT)
+  local found, results, held = false, {}, false
   for _, p in ipairs(pipelines) do found = found or in_flight(p) and true end
+  local known = found
+  for _, answer in ipairs(silent) do held = held or #answer.reply.begun > 0 end
+  found = found or held
   if not found then results = search_brokers(values, pipelines) end
-  local sentences = reasons.of(values.WHAT, pipelines, results)
+  local sentences = #pipelines > 0 and (known or not held) and reasons.of(values.WHAT, pipelines, results) or {}
+  for i, sentence in ipairs(reasons.of_silent(silent)) do table.insert(sentences, i, sentence) end
   for _, result in ipairs(results) do found = found or result.count and result.count > 0 end
   for _, p in ipairs(pipelines) do found = found or p.lane ~= nil end
   if values.json then

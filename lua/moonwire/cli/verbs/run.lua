@@ -1,11 +1,8 @@
 --- moonwire run: loads a project, runs its pipelines until a signal or, with --once, until everything is settled.
 local C = require "moonwire.internal.cdef"
-local answers = require "moonwire.cli.process.answers"
-local broker = require "moonwire.cli.broker.link"
 local core = require "moonwire.core"
 local fail = require "moonwire.cli.fail"
 local log = require "moonwire.log"
-local metrics = require "moonwire.metrics"
 local out = require "moonwire.cli.out"
 local posix = require "moonwire.cli.posix"
 local project = require "moonwire.cli.project.folder"
@@ -14,19 +11,11 @@ local project = require "moonwire.cli.project.folder"
 local FORMATS = { logfmt = 1, json = 2 }
 local LEVELS = { debug = 0, info = 1, warn = 2, error = 3 }
 
--- With `stop`, as boot.lua tells: nothing is opened, only the settings are read.
-local function try_load(app, values, stop)
-  local ok, result = app:load {
-    dir = project.dir(values.DIR), jit = values.jit, broker = values.broker and broker.absolute(values.broker),
-    settings = stop,
-  }
+-- What a supervisor does not need is required where it is used.
+local function load(app, values)
+  local url = values.broker and require "moonwire.cli.broker.link".absolute(values.broker)
+  local ok, result = app:load { dir = project.dir(values.DIR), jit = values.jit, broker = url, sources = true }
   if ok then return result end
-  return nil, result
-end
-
-local function load(app, values, stop)
-  local settings, result = try_load(app, values, stop)
-  if settings then return settings end
   local trouble = result:match "^!(.*)"
   if trouble then fail.raise(fail.UNAVAILABLE, trouble) end
   project.complain(result)
@@ -40,7 +29,7 @@ local function summarise(app)
       parked = p.parked, released = p.released,
     })
   end
-  local all = metrics.all()
+  local all = require "moonwire.metrics".all()
   if next(all) then log.info("metrics", all) end
 end
 
@@ -53,15 +42,40 @@ end
 
 local verb
 
-local function supervise(app, values, settings)
-  app:close()
-  local function read()
-    local fresh = core.app()
-    local result, problems = try_load(fresh, values, true)
-    fresh:close()
-    return result, problems
+local function supervise(values)
+  local code = require "moonwire.cli.process.supervise"(verb, values)
+  out.err "" -- the log
+  return code
+end
+
+--- How it is reached: by its supervisor, or, alone, by everybody.
+local function doors_of(app, values, dir, answers)
+  if values.slot then
+    return { command = answers.of(app, { dir = dir, gate = values.gate, worker = values.slot }) }
   end
-  local code = require "moonwire.cli.process.supervise"(verb, values, settings, read)
+  local of = { dir = dir, gate = values.gate, reload_state = require "moonwire.cli.process.reloading".state }
+  return require "moonwire.cli.process.lone"(app, answers.of(app, of))
+end
+
+local function work(values)
+  local app = core.app()
+  local settings = load(app, values)
+  if values.slot then core.worker_settings(settings.workers or 1, settings.drain, settings.crash_attempts) end
+  local ok, err = app:start()
+  if not ok then fail.raise(fail.UNAVAILABLE, err) end
+  log.info("started", { pipelines = #app:status(), version = core.version, generation = app:generation() })
+  local dir = project.dir(values.DIR)
+  local answers = require "moonwire.cli.process.answers"
+  local doors = doors_of(app, values, dir, answers)
+  local code, why = app:run {
+    once = values.once, drain = values.drain or settings.drain, watch = values.watch and dir,
+    control = not values.slot and control_of(dir) or nil, command = doors.command, changed = doors.changed,
+    beat = doors.beat,
+  }
+  answers.stop()
+  if not code then fail.raise(fail.FAILED, why) end
+  summarise(app)
+  app:close()
   out.err "" -- the log
   return code
 end
@@ -69,27 +83,12 @@ end
 local function run(values)
   C.mw_log_setup(FORMATS[values.log] or 0, LEVELS[values["log-level"] or "info"])
   posix.hold_signals_for_run() -- a TERM while the project is read drains it like any other
+  if not values.slot and values.workers ~= 0 then return supervise(values) end
   if values.slot then
     local attached, why = core.attach_worker(values.slot)
     if not attached then fail.usage("%s", why) end
   end
-  local app = core.app()
-  local stop = not values.slot and (values.workers and true or "workers") or nil
-  local settings = load(app, values, stop)
-  if stop and (values.workers or settings.workers) then return supervise(app, values, settings) end
-  local ok, err = app:start()
-  if not ok then fail.raise(fail.UNAVAILABLE, err) end
-  log.info("started", { pipelines = #app:status(), version = core.version, generation = 1 })
-  local dir = project.dir(values.DIR)
-  local code, why = app:run {
-    once = values.once, drain = values.drain or settings.drain, watch = values.watch and dir, control = control_of(dir),
-    command = answers.of(app, values.slot),
-  }
-  if not code then fail.raise(fail.FAILED, why) end
-  summarise(app)
-  app:close()
-  out.err "" -- the log
-  return code
+  return work(values)
 end
 
 verb = {
@@ -99,7 +98,10 @@ verb = {
   flags = {
     { "once", nil, "end when there is nothing left to do: all is settled, nothing is waiting for a retry" },
     { "watch", nil, "reload when a Lua or JSON file or .env of the project changes", short = "w" },
-    { "workers", "N", "keep N worker processes running instead of one (default: the project's)", kind = "workers" },
+    { "gate", "WHAT", "spec: reloads run the project's specs first, and those that fail refuse it",
+      of = { "spec", "none" } },
+    { "workers", "N", "keep N worker processes running (default: the project's, 1); 0: none, do it all in this one",
+      kind = "workers" },
     { "broker", "URL", "use this broker: sets BROKER_URL for the project", short = "b" },
     { "log", "FORMAT", "how to write the log lines on stderr (default: logfmt)", of = { "logfmt", "json" } },
     { "log-level", "LEVEL", "how much to tell (default: info)", of = { "debug", "info", "warn", "error" } },

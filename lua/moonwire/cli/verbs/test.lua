@@ -1,65 +1,98 @@
 --- moonwire test: runs a project's busted specs inside the real core, on memory brokers.
+local core = require "moonwire.core"
 local fail = require "moonwire.cli.fail"
-local ffi = require "ffi"
+local files = require "moonwire.internal.config.files"
+local json = require "moonwire.json"
+local posix = require "moonwire.cli.posix"
 local specs = require "moonwire.internal.specs"
 
 local OUTPUTS = { plain = "plainTerminal", tap = "TAP", junit = "junit" }
 
-ffi.cdef [[char *mw_test_realpath(const char *path, char *out) __asm__("realpath");]]
+-- ---- what is tested ----
 
-local function absolute(path)
-  local buf = ffi.new "char[4097]" -- PATH_MAX
-  if ffi.C.mw_test_realpath(path, buf) == nil then return nil end
-  return ffi.string(buf)
-end
-
-local function exists(path)
-  local file = io.open(path, "rb")
-  if file then file:close() end
-  return file ~= nil
-end
-
---- A project's folder stands for the specs in it.
+--- A project's folder stands for all specs in it: in spec/, and next to the handlers.
 local function place(path)
-  local full = absolute(path)
+  local full = posix.realpath(path)
   if not full then fail.raise(fail.FAILED, "%s: no such file or folder", path) end
-  if full:match "%.lua$" then return full end
-  if exists(full .. "/moonwire.lua") then
-    local spec = absolute(full .. "/spec")
-    if not spec then fail.raise(fail.FAILED, "%s: has no folder spec with specs in it", path) end
-    return spec, full
-  end
   return full
 end
 
---- Specs may require the project's modules: `require "handlers.orders"`.
-local function add_path(dir)
-  while dir do
-    if exists(dir .. "/moonwire.lua") then
-      package.path = ("%s/?.lua;%s/lua/?.lua;%s"):format(dir, dir, package.path)
-      return
-    end
+local function project_of(path)
+  local dir = path
+  while dir and dir ~= "" do
+    if posix.exists(dir .. "/moonwire.lua") then return dir end
     dir = dir:match "^(.+)/[^/]*$"
   end
 end
 
-local function run(values)
-  local arguments = { "--pattern=_spec", "--output=" .. OUTPUTS[values.output or "plain"] }
-  for _, filter in ipairs(values.filter or {}) do arguments[#arguments + 1] = "--filter=" .. filter end
-  local paths = values.PATH or {}
-  if type(paths) == "string" then paths = { paths } end
-  if #paths == 0 then paths = { "." } end
-  for _, path in ipairs(paths) do
-    local full, dir = place(path)
-    add_path(dir or full)
-    arguments[#arguments + 1] = full
+--- Specs may require the project's modules: `require "handlers.orders"`.
+local function add_path(dir)
+  package.path = ("%s/?.lua;%s/lua/?.lua;%s"):format(dir, dir, package.path)
+end
+
+--- With --files these come from what was seen, too; after the library's own, before the file system.
+local function add_loader(dir, seen)
+  table.insert(package.loaders, 3, function(name)
+    local path = name:gsub("%.", "/")
+    for _, relative in ipairs { path .. ".lua", "lua/" .. path .. ".lua" } do
+      if seen[relative] then return assert(loadstring(seen[relative], ("@%s/%s"):format(dir, relative))) end
+    end
+  end)
+end
+
+local function take_files(path, dir)
+  local file, why = io.open(path, "rb")
+  if not file then fail.usage("--files: %s", why) end
+  local packed = file:read "*a"
+  file:close()
+  files.give(dir, packed)
+  add_loader(dir, files.unpack(packed))
+end
+
+local function write_report(path, counts)
+  local file = assert(io.open(path, "wb"))
+  counts.failures = json.array(counts.failures)
+  file:write((json.encode(counts)))
+  file:close()
+end
+
+local function paths_of(values)
+  local paths, known = {}, {}
+  for i, path in ipairs(#values.PATH > 0 and values.PATH or { "." }) do
+    paths[i] = place(path)
+    local dir = project_of(paths[i])
+    if dir and not known[dir] then
+      known[dir] = true
+      add_path(dir)
+      if values.files then take_files(values.files, dir) end
+    end
   end
+  return paths
+end
+
+local function test(values)
+  local arguments = { "--pattern=_spec%.lua$", "--output=" .. OUTPUTS[values.output or "plain"] }
+  for _, filter in ipairs(values.filter or {}) do arguments[#arguments + 1] = "--filter=" .. filter end
+  for _, path in ipairs(paths_of(values)) do arguments[#arguments + 1] = path end
   local counts, err = specs.run(arguments)
   if not counts then fail.raise(err:match "^busted is not" and fail.UNAVAILABLE or fail.INTERNAL, "%s", err) end
-  if counts.passed + counts.failed + counts.skipped == 0 then
-    fail.raise(fail.FAILED, "no specs there: they are files named …_spec.lua")
+  if values.report then write_report(values.report, counts) end
+  local first = counts.failures[1]
+  if counts.passed + counts.failed + counts.skipped == 0 or first and first.message == specs.NONE then
+    fail.raise(fail.FAILED, "%s", values.filter and "no spec has such a name" or specs.NONE)
   end
   return counts.failed == 0 and 0 or fail.FAILED
+end
+
+local function run(values)
+  if values.report then
+    core.be_child(true)
+    io.stdout:setvbuf "line" -- what was written before it was killed tells why
+  end
+  if values.child then core.be_child(false) end
+  if not values.watch then return test(values) end
+  for _, path in ipairs(values.PATH) do place(path) end
+  return require "moonwire.cli.process.retest"(values)
 end
 
 return {
@@ -71,6 +104,10 @@ return {
   flags = {
     { "output", "FORMAT", "plain (default), tap or junit", short = "o", of = { "plain", "tap", "junit" } },
     { "filter", "PATTERN", "only tests whose name matches this Lua pattern", many = true },
+    { "watch", nil, "run them again whenever a Lua or JSON file or .env changes, until INT", short = "w" },
+    { "files", "FILE", "the project as a reload has read it", hidden = true },
+    { "report", "FILE", "where to write the results, as JSON", hidden = true },
+    { "child", nil, "end with the process that started this one", hidden = true },
   },
   examples = { "moonwire test", "moonwire test shop --filter retries", "moonwire test shop -o junit > report.xml" },
   run = run,

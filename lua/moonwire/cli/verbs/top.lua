@@ -17,9 +17,10 @@ local function frame(dir, each, columns)
   local rate, in_flight = 0, 0
   for _, p in ipairs(totals) do rate, in_flight = rate + p.rate, in_flight + p.in_flight end
   local head = ("%s  %s  %s  %.0f/s  %d in flight"):format(os.date "!%H:%M:%SZ", out.plain(project.dir(dir)),
-    out.count(#answers, "process", "processes"), rate, in_flight)
+    out.count(#answers, "worker"), rate, in_flight)
   local heads, rows = figures.table(each and figures.each(answers) or totals, each, columns)
   local lines = out.layout(heads, rows, columns)
+  for _, line in ipairs(figures.troubles(answers)) do lines[#lines + 1] = columns and out.cut(line, columns) or line end
   table.insert(lines, 1, columns and out.cut(head, columns) or head)
   return lines
 end
@@ -106,7 +107,7 @@ return {
   flags = {
     { "interval", "TIME", "between two looks (default: 1s)", short = "i", kind = "seconds" },
     { "count", "N", "end after N frames", short = "n", kind = "positive" },
-    { "each", nil, "each process for itself" },
+    { "each", nil, "each worker for itself" },
   },
   examples = { "moonwire top shop", "moonwire top --interval 5 --count 12 > an-hour-ago.txt" },
   run = run,

@@ -3,7 +3,6 @@
 local core = require "moonwire.core"
 local json = require "moonwire.json"
 local nearest = require "moonwire.internal.nearest"
-local sandbox = require "moonwire.internal.config.sandbox"
 local schema = require "moonwire.schema"
 
 local M = {}
@@ -34,7 +33,7 @@ end
 
 local function read_schema(project, path)
   if type(path) == "table" then return path end
-  local text, err = sandbox.read_file(project.dir .. "/" .. path)
+  local text, err = project.sandbox.read(path)
   if not text then return nil, "schema: " .. err end
   local value, why = json.decode(text)
   if why then return nil, ("%s: is not JSON: %s"):format(path, why) end

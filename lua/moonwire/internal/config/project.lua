@@ -56,6 +56,8 @@ local SETTINGS = {
   crash_attempts = { kind = "integer", min = 1, max = 1000, default = 3 },
   watchdog = { kind = "boolean", default = true },
   memory = { kind = "bytes", min = 16 * 1024 * 1024, default = "1GB" },
+  gate = { kind = "choice", of = { "none", "spec" }, default = "none" },
+  gate_limit = { kind = "seconds", min = 0.1, default = 60 },
 }
 
 --- Where in the project the caller's caller stands.
@@ -268,7 +270,7 @@ end
 -- ---- reading ----
 
 local function read_env(self)
-  local text = sandbox.read_file(self.dir .. "/.env")
+  local text = self.sandbox.read ".env"
   if not text then return {} end
   local values, err = env.parse(text, ".env")
   if not values then self.problems[#self.problems + 1] = err end
@@ -300,10 +302,8 @@ end
 local function run_main(self)
   local chunk, err = self.sandbox.load_file "moonwire.lua"
   if not chunk then
-    local file = io.open(self.dir .. "/moonwire.lua")
-    if file then
-      file:close()
-    else
+    local _, why = self.sandbox.read "moonwire.lua"
+    if why and why:find("No such file", 1, true) then
       err = ("%s: there is no moonwire.lua; `moonwire new` makes a project"):format(self.dir)
     end
     self.problems[#self.problems + 1] = err
@@ -319,14 +319,14 @@ end
 
 --- Reads and checks a project.
 ---@param dir string
----@param options { rewrite: string|nil, overrides: table<string, string>|nil }|nil
+---@param options { rewrite: string|nil, overrides: table<string, string>|nil, files: table|nil }|nil
 ---@return table project its `problems` say what is wrong with it
 function M.read(dir, options)
   options = options or {}
   local self = {
     dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {},
     pipelines = {}, begun = {}, by_name = {}, declared = {},
-    settings = { drain = 25, crash_attempts = 3, watchdog = true, memory = "1GB" },
+    settings = { drain = 25, crash_attempts = 3, watchdog = true, memory = "1GB", gate = "none", gate_limit = 60 },
     rewritten = options.rewrite and rewriter(options.rewrite),
   }
   local mw
@@ -337,7 +337,7 @@ function M.read(dir, options)
       local ok, module = pcall(require, name)
       return ok and module or nil
     end
-  end)
+  end, options.files)
   mw = api(self)
   run_main(self)
   if #self.problems == 0 and #self.pipelines == 0 then

@@ -3,6 +3,7 @@
 --- keeps honest people from accidents; it is not a prison for hostile code.
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
+local files = require "moonwire.internal.config.files"
 local nearest = require "moonwire.internal.nearest"
 local wait = require "moonwire.internal.wait"
 
@@ -94,15 +95,6 @@ local function guard(world)
   return setmetatable(world, { __index = unknown, __newindex = stray, __metatable = "protected" })
 end
 
-local function read_file(path)
-  local file, err = io.open(path, "rb")
-  if not file then return nil, err end
-  local text, why = file:read "*a"
-  file:close()
-  return text, why and ("%s: %s"):format(path, why)
-end
-M.read_file = read_file
-
 --- The text of what a file raised while it was loaded; an error object may say nothing by itself.
 ---@return string
 function M.raised(err, file)
@@ -117,10 +109,12 @@ end
 --- One world per project.
 ---@param dir string the project's folder
 ---@param builtin fun(name: string): any modules that are given, by name; nil when unknown
-function M.new(dir, builtin)
+---@param texts table|nil files that were read before, see files.lua
+function M.new(dir, builtin, texts)
   local world = standard()
   local loaded, loading = {}, {}
-  local self = { world = world, files = {} }
+  local reader = files.new(dir, texts)
+  local self = { world = world, files = reader.seen, read = reader.read }
 
   --- Compiles text; bytecode is refused.
   function self.compile(text, chunkname)
@@ -132,9 +126,8 @@ function M.new(dir, builtin)
   end
 
   function self.load_file(relative)
-    local text, err = read_file(dir .. "/" .. relative)
+    local text, err = reader.read(relative)
     if not text then return nil, err end
-    self.files[relative] = text
     return self.compile(text, relative)
   end
 
@@ -142,11 +135,7 @@ function M.new(dir, builtin)
   function self.find(name)
     local path = name:gsub("%.", "/")
     for _, relative in ipairs { path .. ".lua", path .. "/init.lua", "lua/" .. path .. ".lua" } do
-      local file = io.open(dir .. "/" .. relative, "rb")
-      if file then
-        file:close()
-        return relative
-      end
+      if reader.exists(relative) then return relative end
     end
     return nil
   end

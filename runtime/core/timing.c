@@ -1,4 +1,4 @@
-#include "pipeline/timing.h"
+#include "core/timing.h"
 
 #include <string.h>
 #include <time.h>
