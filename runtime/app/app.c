@@ -320,6 +320,8 @@ static void begin_drain(app *a) {
 
 static void signalled(app *a, const char *name) {
     if (mw_site_draining(a->site)) { /* the second one: now */
+        if (mw_shared_mine())
+            return; /* which is the supervisor's to say: a manager may signal us and it at once */
         a->forced = true;
         mw_loop_stop(a->loop);
         return;

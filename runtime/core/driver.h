@@ -27,6 +27,7 @@
 #include "base/text.h"
 #include "base/url.h"
 #include "core/message.h"
+#include "core/spec.h"
 
 typedef struct mw_conn mw_conn;     /* the driver's: one connection; each driver defines and casts its own */
 typedef struct mw_sub mw_sub;       /* the driver's: one subscription */
@@ -136,8 +137,11 @@ typedef struct mw_removal { /* removes messages and publishes their replacements
 } mw_removal;
 
 typedef struct mw_channel_options {
-    int64_t retain_age_ms; /* 0: not kept for its age */
-    uint64_t retain_count; /* 0: not kept for its place */
+    int64_t retain_age_ms;      /* 0: not kept for its age */
+    uint64_t retain_count;      /* 0: not kept for its place */
+    const mw_setting *settings; /* what only this driver knows, checked before by
+                                   lua/moonwire/internal/config/channels.lua; valid during the call */
+    size_t setting_count;
 } mw_channel_options;
 
 typedef struct mw_depth {
@@ -200,7 +204,9 @@ typedef struct mw_driver {
     mw_conn *(*open)(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host, mw_error *e);
     void (*close)(mw_conn *c); /* subscriptions are closed or closing; no host call comes after it returns */
 
-    int (*declare)(mw_conn *c, const char *channel, const mw_channel_options *o, mw_error *e); /* optional */
+    /* Optional. Before the channel is subscribed to or published to, and again when a reload gives it other
+     * options. */
+    int (*declare)(mw_conn *c, const char *channel, const mw_channel_options *o, mw_error *e);
 
     /* Consuming. */
     mw_sub *(*subscribe)(mw_conn *c, const mw_subscription *s, mw_error *e);

@@ -8,6 +8,10 @@
 
 #include "core/backoff.h"
 
+typedef struct mw_setting { /* of a channel, for its driver alone; fields of tables have dots: "trim.count" */
+    const char *name, *value;
+} mw_setting;
+
 enum { MW_POLICIES = 16, MW_CLASS_MAX = 32 };
 
 typedef enum { MW_POLICY_RETRY, MW_POLICY_DEAD, MW_POLICY_OUTAGE } mw_policy_kind;

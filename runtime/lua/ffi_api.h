@@ -99,7 +99,8 @@ unsigned mw_vm_link_can(struct mw_link *l);
 const char *mw_link_url(const struct mw_link *l);
 const char *mw_vm_link_driver(struct mw_link *l);
 int mw_vm_declare(struct mw_link *l, const char *channel, int64_t retain_age_ms, double retain_count,
-                  mw_failure *e);
+                  const mw_setting *settings, size_t setting_count, mw_failure *e);
+const char *mw_vm_driver_of(const char *scheme); /* its name; NULL: there is none */
 int mw_vm_pipeline_check(const mw_pipeline_spec *spec, mw_failure *e);
 struct mw_pipeline *mw_vm_pipeline(struct mw_vm *vm, const mw_pipeline_spec *spec, mw_failure *e);
 void mw_pipeline_counters(const struct mw_pipeline *p, mw_counters *out);

@@ -119,9 +119,17 @@ int mw_vm_link_open(mw_link *l, mw_failure *e) { return mw_link_open(l, (mw_erro
 unsigned mw_vm_link_can(mw_link *l) { return mw_link_driver(l)->can; }
 const char *mw_vm_link_driver(mw_link *l) { return mw_link_driver(l)->name; }
 
+const char *mw_vm_driver_of(const char *scheme) {
+    const mw_driver *d = mw_driver_find(scheme);
+    return d ? d->name : NULL;
+}
+
 int mw_vm_declare(mw_link *l, const char *channel, int64_t retain_age_ms, double retain_count,
-                  mw_failure *e) {
-    mw_channel_options o = {.retain_age_ms = retain_age_ms, .retain_count = (uint64_t)retain_count};
+                  const mw_setting *settings, size_t setting_count, mw_failure *e) {
+    mw_channel_options o = {.retain_age_ms = retain_age_ms,
+                            .retain_count = (uint64_t)retain_count,
+                            .settings = settings,
+                            .setting_count = setting_count};
     if (!mw_link_driver(l)->declare) return 0;
     return mw_link_driver(l)->declare(mw_link_conn(l), channel, &o, (mw_error *)e);
 }

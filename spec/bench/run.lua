@@ -225,7 +225,8 @@ local function starts()
       ok = median <= 100,
     }
     add { group = "start", name = "slowest of them", unit = " ms", ours = ms[#ms] }
-    add { group = "start", name = "  without a supervisor (--workers 0), median", unit = " ms", ours = bench.median(alone) }
+    add { group = "start", name = "  without a supervisor (--workers 0), median", unit = " ms",
+      ours = bench.median(alone) }
     add { group = "start", name = "CPU time by then, both processes, median", unit = " ms", ours = bench.median(cpu) }
   end)
 end
@@ -243,7 +244,8 @@ local function memory()
   }
   add { group = "memory", name = "  of that its own, not files (RssAnon)", unit = " MB", ours = r.anon_kb / 1000 }
   add { group = "memory", name = "its supervisor, resident (VmRSS)", unit = " MB", ours = r.supervisor_kb / 1000 }
-  add { group = "memory", name = "  of that its own, not files (RssAnon)", unit = " MB", ours = r.supervisor_anon_kb / 1000 }
+  add { group = "memory", name = "  of that its own, not files (RssAnon)", unit = " MB",
+    ours = r.supervisor_anon_kb / 1000 }
   local count = options.quick and 250000 or 1000000
   local retries = script("retries", count, 24)
   add {

@@ -122,7 +122,8 @@ describe("workers killed from outside", function()
   it("bury nobody: thousands of messages, dozens of kills, all handled, in order", function()
     local workers, count, keys, kills = 4, late > 1 and 1500 or 4000, 50, late > 1 and 16 or 24
     local s = supervised.scene {
-      flags = { "--workers", tostring(workers) }, handler = [[function M.handle(msg) mw.sleep(0.004) trace("done", msg) end]],
+      flags = { "--workers", tostring(workers) },
+      handler = [[function M.handle(msg) mw.sleep(0.004) trace("done", msg) end]],
       settings = "retry = { attempts = 1 }, concurrency = 16, buffer = { count = 256 },",
     }
     local list = {}
@@ -134,7 +135,8 @@ describe("workers killed from outside", function()
     for n = 1, kills do
       random = (random * 1103515245 + 12345) % 2 ^ 31
       local worker = 1 + math.floor(random / 2 ^ 16) % workers
-      clock.until_(function() return s.trace:count "done" >= math.min(count, done + math.floor(count / (kills + 4))) end, 60 * late, "some work, " .. n)
+      local enough = math.min(count, done + math.floor(count / (kills + 4)))
+      clock.until_(function() return s.trace:count "done" >= enough end, 60 * late, "some work, " .. n)
       done = s.trace:count "done"
       s:kill_worker(worker, n % 3 == 0 and "STOP" or "KILL")
       if n % 3 == 0 then s:kill_worker(worker, "KILL") end

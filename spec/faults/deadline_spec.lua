@@ -188,7 +188,7 @@ describe("a handler that computes past its timeout", function()
     assert.equal(1, s.trace:count "done")
   end)
 
-  it("ends a process that nobody supervises when a C function does not come back; the message comes back as attempt 2", function()
+  it("ends a process that nobody supervises when a C function does not come back; its message comes again", function()
     local s = scene { settings = "timeout = 0.2, retry = { attempts = 5 },", handler = [[
       function M.handle(msg)
         trace("begin", msg)
@@ -221,6 +221,8 @@ describe("memory", function()
       table = function() local t = {} for i = 1, math.huge do t[i] = i end end,
       tables = function() local t = {} for i = 1, math.huge do t[i] = { i } end end,
       strings = function() local s = "x" while true do s = s .. s end end,
+      concat = function() local t = {} for i = 1, math.huge do t[i] = "x" .. i end end,
+      join = function() local t = { ("x"):rep(1e6) } while true do t[#t + 1] = table.concat(t) end end,
       rep = function() return #(("x"):rep(1e9)) == 1 end,
       format = function() local t = {} for i = 1, 1e9 do t[i] = ("%d"):format(i) end end,
       closures = function() local t = {} for i = 1, 1e9 do t[i] = function() return i end end end,
@@ -237,7 +239,7 @@ describe("memory", function()
       end
       trace("done", msg)
     end]]
-  local KINDS = { "table", "tables", "strings", "rep", "format", "closures", "coroutines", "json" }
+  local KINDS = { "table", "tables", "strings", "concat", "join", "rep", "format", "closures", "coroutines", "json" }
 
   for _, mode in ipairs { "on", "off" } do
     it("beyond the limit is an error in the handler that asks for it, again and again; jit " .. mode, function()

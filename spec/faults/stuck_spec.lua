@@ -35,9 +35,9 @@ describe("a worker that is stuck", function()
   it("is killed; its message is given up as timeout, the others are handled once more, in order", function()
     local s = supervised.scene { flags = { "--workers", "2" }, handler = HANDLER,
       settings = "timeout = 0.5, retry = { attempts = 2 }, lease = 10," }
-    local list = { { "stuck", id = "bad", key = "bad" } }
+    local list = { { "stuck", id = "bad", key = "bad key" } }
     for i = 1, 40 do list[#list + 1] = { "fine", id = "m" .. i, key = "k" .. i % 8 } end
-    list[#list + 1] = { "fine", id = "after", key = "bad" }
+    list[#list + 1] = { "fine", id = "after", key = "bad key" }
     local b = broker.open(s.url)
     b:publish("in", list)
     local began = clock.now()
@@ -57,9 +57,11 @@ describe("a worker that is stuck", function()
     assert.equal(2, #status.workers)
     local text = s:ask("status").stdout
     assert(text:find "worker %d: stuck for [%d.]+s, handling message bad of pipeline p", text)
-    for _, what in ipairs { "bad", "after" } do -- an id, and a key's lane through it
-      local explained = s:ask("explain", what == "bad" and "bad" or "bad")
+    for _, what in ipairs { "bad", "bad key" } do -- its id, and its key
+      local explained = s:ask("explain", what)
       assert.equal(0, explained.code, explained.stdout .. explained.stderr)
+      assert(explained.stdout:find "^Message bad is in pipeline p %(worker %d, process %d+%): a handler has it%.\n",
+        explained.stdout)
       assert(explained.stdout:find "worker %d does not answer: its handler has computed on message bad of pipeline p",
         explained.stdout)
     end
@@ -113,7 +115,8 @@ describe("a worker that is stuck", function()
   end)
 
   it("is killed and replaced when somebody stopped it; its message is handled", function()
-    local s = supervised.scene { flags = { "--workers", "2" }, handler = HANDLER, settings = "timeout = 5, lease = 10," }
+    local s = supervised.scene { flags = { "--workers", "2" }, handler = HANDLER,
+      settings = "timeout = 5, lease = 10," }
     local b = broker.open(s.url)
     s:start()
     s:see "all workers started"
@@ -136,7 +139,8 @@ describe("a worker that is stuck", function()
     local s = supervised.scene { handler = HANDLER }
     s:start()
     s:see "all workers started"
-    project.write(s.dir .. "/handlers/p.lua", project.handler "while true do pcall(function() while true do end end) end")
+    local endless = "while true do pcall(function() while true do end end) end"
+    project.write(s.dir .. "/handlers/p.lua", project.handler(endless))
     local refused = s:ask "reload"
     assert.equal(78, refused.code, refused.stdout)
     assert(refused.stderr:find "worker 1: [^\n]*handlers/p.lua:%d+: still not read after 10 s", refused.stderr)

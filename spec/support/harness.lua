@@ -79,7 +79,9 @@ function Inside:fenced() return self.app:status()[1].fenced end -- luacheck: ign
 
 function Outside.start(self, dir)
   local log = dir .. "/log"
-  local child = process.spawn { { binary, "run", dir, "--workers", "0" }, env = { BROKER_URL = self.url }, stdout = log, stderr = log }
+  -- Alone: what the cases stop, kill and count is the process that has the messages.
+  local child = process.spawn { { binary, "run", dir, "--workers", "0" }, env = { BROKER_URL = self.url },
+                                stdout = log, stderr = log }
   return setmetatable({ child = child, log = log }, Outside)
 end
 

@@ -44,7 +44,9 @@ function Scene:pid(worker)
   return tonumber(pid)
 end
 
-function Scene:kill_worker(worker, signal) process.run { "kill", "-" .. (signal or "KILL"), tostring(self:pid(worker)) } end
+function Scene:kill_worker(worker, signal)
+  process.run { "kill", "-" .. (signal or "KILL"), tostring(self:pid(worker)) }
+end
 
 function Scene:ask(...) return process.run { { M.binary, ... }, cwd = self.dir } end
 

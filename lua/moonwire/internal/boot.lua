@@ -139,9 +139,10 @@ local function open(read)
     if not ok then return nil, err end
   end
   for _, d in ipairs(read.declared) do
-    local retain = d.retain
-    local age = math.floor((retain.age or 0) * 1000)
-    if C.mw_vm_declare(d.channel:link_of(), d.channel.name, age, retain.count or 0, failure) ~= 0 then
+    local age, count = math.floor((d.retain.age or 0) * 1000), d.retain.count or 0
+    local settings = ffi.new("mw_setting[?]", #d.settings)
+    for i, s in ipairs(d.settings) do settings[i - 1].name, settings[i - 1].value = s.name, s.value end
+    if C.mw_vm_declare(d.channel:link_of(), d.channel.name, age, count, settings, #d.settings, failure) ~= 0 then
       return nil, ("channel %q: %s"):format(d.channel.name, ffi.string(failure.text))
     end
   end

@@ -1,5 +1,5 @@
---- What `reload`, `status`, `drain` and the like share: finding what runs a project, and asking it. A supervisor answers
---- for its workers; a process that runs alone (`run --workers 0`) for itself.
+--- What `reload`, `status`, `drain` and the like share: finding what runs a project, and asking it. A supervisor
+--- answers for its workers; a process that runs alone (`run --workers 0`) for itself.
 local core = require "moonwire.core"
 local fail = require "moonwire.cli.fail"
 local json = require "moonwire.json"

@@ -158,8 +158,9 @@ local COLUMNS = {
   { "DEAD", function(p) return number(p.dead) end },
   { "P50", function(p) return M.seconds(p.p50) end },
   { "P99", function(p) return M.seconds(p.p99) end },
-  { "WORKERS", function(p) return p.stale_in == 0 and number(p.workers) or ("%d of %d"):format(p.workers, p.processes) end,
-    totals = true },
+  { "WORKERS", function(p)
+    return p.stale_in == 0 and number(p.workers) or ("%d of %d"):format(p.workers, p.processes)
+  end, totals = true },
   { "STATE", M.state },
 }
 

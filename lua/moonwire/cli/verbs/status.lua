@@ -27,7 +27,8 @@ local function print_json(answers, each)
     if (answer.reply.generation or 0) > (newest.generation or -1) then newest = answer.reply end
   end
   out.json { pid = #pids == 1 and pids[1] or nil, pids = json.array(pids), generation = newest.generation,
-    version = newest.version, reload = newest.reload, workers = json.array(workers), pipelines = json.array(figures.totals(answers)) }
+    version = newest.version, reload = newest.reload, workers = json.array(workers),
+    pipelines = json.array(figures.totals(answers)) }
 end
 
 local function run(values)
@@ -48,7 +49,8 @@ return {
   name = "status",
   summary = "Tells how the pipelines of a running project stand, over all its workers.",
   details = "Rates are of the last 10 s, handler times (P50, P99) of the last 30 to 60 s; of several workers the\n"
-    .. "slowest counts. HANDLED and DEAD count since the\nsupervisor started. A worker that does not answer is told from what it last wrote.",
+    .. "slowest counts. HANDLED and DEAD count since the\n"
+    .. "supervisor started. A worker that does not answer is told from what it last wrote.",
   arguments = { { "DIR", "the project's folder (default: the current one)", optional = true } },
   flags = {
     { "each", nil, "each worker for itself" },

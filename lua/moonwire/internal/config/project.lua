@@ -2,6 +2,7 @@
 --- without a broker is checked here;
 --- all problems are collected, so that one look shows them all.
 local C = require "moonwire.internal.cdef"
+local channels = require "moonwire.internal.config.channels"
 local env = require "moonwire.internal.config.env"
 local fields = require "moonwire.internal.config.fields"
 local ffi = require "ffi"
@@ -14,7 +15,7 @@ local M = {}
 
 local ORDERS = { none = 0, key = 1, source = 2 }
 -- as in core/driver.h
-local CAN_DEDUPE, CAN_RETAIN = 16, 256
+local CAN_DEDUPE = 16
 local ON_DEAD = { continue = 0, hold_key = 1, dead_key = 2 }
 
 local PIPELINE = {
@@ -48,7 +49,6 @@ local DEDUPE = {
   key = { kind = "any" },
   store = { kind = "any" },
 }
-local RETAIN = { age = { kind = "seconds", min = 0.001 }, count = { kind = "integer", min = 1, max = 1e12 } }
 local SETTINGS = {
   drain = { kind = "seconds", default = 25 },
   workers = { kind = "integer", min = 1, max = 256 },
@@ -85,7 +85,7 @@ function Channel:link_of() return self.connection.link end
 
 --- A named place on this connection: a queue, stream or topic, by its name as it is.
 ---@param name string
----@param options { retain: { age: number|nil, count: integer|nil }|nil }|nil
+---@param options table|nil see config/channels.lua
 ---@return moonwire.Channel
 function Connection:channel(name, options)
   if type(name) ~= "string" or name == "" then error("channel: the name must be a string that is not empty", 2) end
@@ -95,18 +95,8 @@ function Connection:channel(name, options)
   local project = self.project
   local channel = setmetatable({ name = name, connection = self }, Channel)
   if options ~= nil then
-    local where = position(project, ("channel %q"):format(name))
     if type(options) ~= "table" then error("channel: the options must be a table", 2) end
-    options = fields.check(options, { retain = { kind = "table" } }, where, project.problems)
-    if options.retain then
-      local retain = fields.check(options.retain, RETAIN, where, project.problems, "retain")
-      if not project.rewrite and bit.band(C.mw_vm_link_can(self.link), CAN_RETAIN) == 0 then
-        local text = "%s:%d: %s: %s cannot keep messages that were handled: leave out retain"
-        project.problems[#project.problems + 1] = text:format(where.file,
-          fields.line_of(where.source, where.line, "retain"), where.what, ffi.string(C.mw_vm_link_driver(self.link)))
-      end
-      project.declared[#project.declared + 1] = { channel = channel, retain = retain }
-    end
+    channels.declare(project, channel, options, position(project, ("channel %q"):format(name)))
   end
   return channel
 end
