@@ -109,15 +109,15 @@ uint32_t mw_pipeline_running(const struct mw_pipeline *p);
 bool mw_pipeline_idle(struct mw_pipeline *p);
 
 /* ---- looking into channels ---- */
-void mw_vm_browse(struct mw_vm *vm, struct mw_link *l, const char *channel, double after, uint32_t max,
-                  bool newest, double waiter);
+void mw_vm_browse(struct mw_vm *vm, struct mw_link *l, const char *channel, const mw_position *after,
+                  uint32_t max, bool newest, double waiter);
 uint32_t mw_browsing_count(const struct mw_browsing *b);
-double mw_browsing_last(const struct mw_browsing *b);
-struct mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, double *position,
+void mw_browsing_last(const struct mw_browsing *b, mw_position *out);
+struct mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, mw_position *position,
                                      double *due_ms);
 void mw_browsing_free(struct mw_browsing *b);
 /* Publishes `messages` to `channels` and removes `positions`, in one step where the broker can. */
-void mw_vm_remove(struct mw_vm *vm, struct mw_link *l, const char *channel, const double *positions,
+void mw_vm_remove(struct mw_vm *vm, struct mw_link *l, const char *channel, const mw_position *positions,
                   uint32_t count, const char **channels, struct mw_message **messages, uint32_t publish_count,
                   double waiter);
 bool mw_vm_release_key(struct mw_link *l, const char *channel, const char *group, uint64_t lane);

@@ -327,7 +327,7 @@ static void down(void *owner, const mw_error *why) {
     end_begun(c);
     c->state = LOGGED_OUT;
     c->inside = true;
-    while (c->sent && !c->closed) fail_first(c, why);
+    for (uint32_t n = c->sent; n && c->sent && !c->closed; n--) fail_first(c, why);
     if (!c->closed) c->events.lost(c->owner, why);
     if (!c->closed && c->o.impatient) expire_unsent(c, mw_loop_real_ms(c->loop));
     c->inside = false;
@@ -380,6 +380,12 @@ void mwr_client_close(mwr_client *c) {
         c->stream = NULL;
         c->closed = c->parser.stop = true;
         c->state = LOGGED_OUT;
+        mw_error e;
+        mw_fail(&e, MW_ECLOSED, true, "redis: the connection is being closed");
+        bool inside = c->inside;
+        c->inside = true;
+        for (uint32_t n = c->count; n; n--) fail_first(c, &e);
+        c->inside = inside;
     }
     if (c->inside) return;
     mwr_parser_free(&c->parser);

@@ -17,7 +17,6 @@ typedef struct mwr_target { /* where to, and as whom; made from a URL, whose tex
     const char *sentinel_user, *sentinel_password;
     const char *consumer;   /* instead of the host's name */
     int64_t db, timeout_ms; /* timeout: of a command */
-    int64_t replicas;       /* what is published must have reached so many of them */
     mw_tls_options tls;
 } mwr_target;
 
@@ -45,7 +44,7 @@ typedef struct mwr_client_options {
 
 mwr_client *mwr_client_open(mw_loop *loop, const mwr_client_options *o, const mwr_client_events *events,
                             void *owner, mw_error *e);
-void mwr_client_close(mwr_client *c); /* nothing is answered any more; NULL is fine */
+void mwr_client_close(mwr_client *c); /* what was not answered fails; NULL is fine */
 
 /* Begins a command of so many arguments, which the caller writes into what it returns. `depth`: how deep the units
  * of its reply lie. */

@@ -13,7 +13,7 @@
 
 #define FENCE "if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then return -1 end\n"
 
-/* 9: the entry, how often it was tried, when it is due, its first error, how often it was delivered. What was
+/* The entry, how often it was tried, ms until it is due, its first error, how often it was delivered. What was
  * deleted from the stream is struck from the list of pending ones. */
 #define TAKEN                                                                                                \
     "local function take(id, out)\n"                                                                         \
@@ -27,7 +27,8 @@
     "  local tries, due, err = '0', '0', false\n"                                                            \
     "  if row then tries, due, err = string.match(row, '^(%d+) (%d+) ?(.*)$') end\n"                         \
     "  local p = redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1)\n"                                      \
-    "  out[#out + 1] = { found[1][1], found[1][2], tonumber(tries), due, err, p[1] and p[1][4] or 1 }\n"     \
+    "  local wait = math.max(0, due - now)\n"                                                                \
+    "  out[#out + 1] = { found[1][1], found[1][2], tonumber(tries), wait, err, p[1] and p[1][4] or 1 }\n"    \
     "end\n"
 
 static const char *const TEXTS[MWR_SCRIPTS] = {
@@ -139,7 +140,7 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
                   "  redis.call('HSET', KEYS[2], 'u:' .. ARGV[4], 0)\n"
                   "end\n"
                   "if redis.call('HGET', KEYS[2], 'lead') == ARGV[3] then\n"
-                  "  redis.call('HDEL', KEYS[2], 'lead', 'lead.until', 'lead.reader')\n"
+                  "  redis.call('HDEL', KEYS[2], 'lead', 'lead.until')\n" /* the next one ends our reader */
                   "end\n"
                   "return 1\n",
 
@@ -205,7 +206,12 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     "redis.call('PEXPIRE', KEYS[3], 2592000000)\n"
     "return 1\n",
 
-    /* 5 lease ms, 6 after, 7 how many, 8: other members are not to be spared */
+    /* 5.. ids */
+    [MWR_BEAT] = FENCE "ARGV[#ARGV + 1] = 'JUSTID'\n"
+                       "redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[4], 0, unpack(ARGV, 5))\n"
+                       "return 1\n",
+
+    /* 5 lease ms, 6 after, 7 how many, 8 other members are not to be spared, 9 but our own are */
     [MWR_LIST] = FENCE NOW
     "local out = { '' }\n"
     "local rows = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[6], '+', ARGV[7])\n"
@@ -217,7 +223,7 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     "    if u then mine = ARGV[8] == '1' or tonumber(u) <= now else mine = idle >= tonumber(ARGV[5]) end\n"
     "    if u and mine and ARGV[8] ~= '1' then redis.call('HSET', KEYS[2], 'm:' .. who, '-') end\n" /* fenced */
     "  end\n"
-    "  if mine then\n"
+    "  if mine and not (who == ARGV[4] and ARGV[9] == '1') then\n"
     "    if not redis.call('ZSCORE', KEYS[4], id) then\n"
     "      out[#out + 1] = id\n"
     "    elseif who ~= ARGV[4] then\n"
@@ -239,16 +245,18 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     "  end\n"
     "  take(ARGV[i], out)\n"
     "end\n"
-    "return { tostring(now), out }\n",
+    "return out\n",
 
-    /* 5 how many */
+    /* 5 how many. At the end: ms until the next one, or -1 */
     [MWR_DUE] = FENCE NOW TAKEN
     "local out = {}\n"
     "for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, ARGV[5])) do\n"
     "  redis.call('ZREM', KEYS[4], id)\n"
     "  take(id, out)\n"
     "end\n"
-    "return { tostring(now), out, redis.call('ZRANGE', KEYS[4], 0, 0, 'WITHSCORES')[2] or '0' }\n",
+    "local next = redis.call('ZRANGE', KEYS[4], 0, 0, 'WITHSCORES')[2]\n"
+    "out[#out + 1] = next and math.max(0, next - now) or -1\n"
+    "return out\n",
 
     /* Key: the sorted set. 1 delay, then a number of its own and the fields */
     [MWR_DELAY] = NOW "redis.call('ZADD', KEYS[1], now + ARGV[1], cmsgpack.pack({ unpack(ARGV, 2) }))\n"

@@ -9,6 +9,7 @@ typedef enum {
     MWR_ACK,    /* many at once */
     MWR_SETTLE, /* one, with what it published */
     MWR_NOTE,   /* how often they were tried, when they are due, what went wrong */
+    MWR_BEAT,   /* these are still being worked on */
     MWR_LIST,   /* what is pending and ours to take */
     MWR_TAKE,   /* claim these */
     MWR_DUE,    /* claim those whose retry is due */

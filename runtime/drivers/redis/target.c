@@ -5,8 +5,13 @@
 
 #include "drivers/redis/client.h"
 
-static const char *const OPTIONS[] = {"db",       "timeout",       "consumer",          "sentinel",
-                                      "replicas", "sentinel_user", "sentinel_password", MW_TLS_OPTION_NAMES,
+static const char *const OPTIONS[] = {"db",
+                                      "timeout",
+                                      "consumer",
+                                      "sentinel",
+                                      "sentinel_user",
+                                      "sentinel_password",
+                                      MW_TLS_OPTION_NAMES,
                                       NULL};
 
 static char *copy(const char *text) {
@@ -46,8 +51,7 @@ int mwr_target_from_url(mwr_target *t, const mw_url *u, mw_error *e) {
     bool local = strcmp(u->scheme, "redis+unix") == 0;
     t->tls.on = strcmp(u->scheme, "rediss") == 0;
     if (mw_tls_from_url(u, &t->tls, e)) return -1;
-    if (mw_url_number(u, "timeout", 1, 3600, &t->timeout_ms, e) || mw_url_number(u, "replicas", 0, 64, &t->replicas, e))
-        return -1;
+    if (mw_url_number(u, "timeout", 1, 3600, &t->timeout_ms, e)) return -1;
     if (mw_url_option(u, "timeout")) t->timeout_ms *= 1000;
     if (*t->user && !*t->password) { /* redis://secret@host: what people write for a server without users */
         t->password = t->user;
