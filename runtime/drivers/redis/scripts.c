@@ -247,7 +247,7 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     "end\n"
     "return out\n",
 
-    /* 5 how many. At the end: ms until the next one, or -1 */
+    /* 5 how many. At the end: ms until the next one, or -2 */
     [MWR_DUE] = FENCE NOW TAKEN
     "local out = {}\n"
     "for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, ARGV[5])) do\n"
@@ -255,7 +255,7 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     "  take(id, out)\n"
     "end\n"
     "local next = redis.call('ZRANGE', KEYS[4], 0, 0, 'WITHSCORES')[2]\n"
-    "out[#out + 1] = next and math.max(0, next - now) or -1\n"
+    "out[#out + 1] = next and math.max(0, next - now) or -2\n"
     "return out\n",
 
     /* Key: the sorted set. 1 delay, then a number of its own and the fields */
