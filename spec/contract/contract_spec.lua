@@ -16,7 +16,7 @@ for _, driver in ipairs(drivers) do
       local probe = harness.new(driver)
 
       for _, case in ipairs(cases.list) do
-        local reason = cases.not_for(case, probe)
+        local reason = cases.not_for(case, probe) or driver.skip and driver.skip(case)
         if reason then
           record:not_for(case, reason)
         else

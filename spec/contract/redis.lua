@@ -75,15 +75,33 @@ local function ready(h)
   return group ~= nil
 end
 
+local function entry(fields)
+  fields.outside = true
+  fields.is_empty, fields.messages, fields.ready = is_empty, messages, ready
+  return fields
+end
+
+-- What TLS can get wrong: whole messages in both directions, large ones, connections that break, two workers.
+local TLS = { ["ack-stop"] = true, ["ack-crash"] = true, ["dead-whole"] = true, ["order-key"] = true, bounded = true,
+              ["publish-crash"] = true, dedupe = true, fence = true, ["any-bytes"] = true, takeover = true }
+
 return {
-  name = "redis",
-  outside = true,
-  url = function(h)
-    local server = redis.shared()
-    return ("redis://127.0.0.1:%d/%d"):format(server.port, database(server, h, next_database()))
-  end,
-  version = function() return "Redis " .. redis.shared():version() end,
-  is_empty = is_empty,
-  messages = messages,
-  ready = ready,
+  plain = entry {
+    name = "redis",
+    url = function(h)
+      local server = redis.shared()
+      return ("redis://127.0.0.1:%d/%d"):format(server.port, database(server, h, next_database()))
+    end,
+    version = function() return "Redis " .. redis.shared():version() end,
+  },
+  tls = entry {
+    name = "redis-tls",
+    url = function(h)
+      local server = redis.shared { tls = true }
+      local number = database(server, h, next_database())
+      return ("rediss://localhost:%d/%d?ca=%s/ca.crt"):format(server.port, number, server.dir)
+    end,
+    version = function() return "Redis " .. redis.shared({ tls = true }):version() .. ", TLS" end,
+    skip = function(case) return not TLS[case.name] and "the same code as without TLS" or nil end,
+  },
 }

@@ -19,13 +19,20 @@ local Client = {}
 Client.__index = Client
 local SECONDS = 20
 
-function M.connect(port)
-  local fd = ffi.C.mwt_socket(2, 0x80001, 0) -- AF_INET, SOCK_STREAM | SOCK_CLOEXEC
+-- where: a port, or the path of a Unix socket
+function M.connect(where)
+  local port = tonumber(where)
+  local fd = ffi.C.mwt_socket(port and 2 or 1, 0x80001, 0) -- AF_INET or AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC
   assert(fd >= 0, "no socket")
-  local address = ffi.new("uint8_t[16]", { 2, 0, math.floor(port / 256), port % 256, 127, 0, 0, 1 })
-  if ffi.C.mwt_connect(fd, address, 16) ~= 0 then
+  local address = ffi.new "uint8_t[110]"
+  if port then
+    ffi.copy(address, string.char(2, 0, math.floor(port / 256), port % 256, 127, 0, 0, 1))
+  else
+    ffi.copy(address, "\1\0" .. where)
+  end
+  if ffi.C.mwt_connect(fd, address, port and 16 or 110) ~= 0 then
     ffi.C.mwt_close(fd)
-    return nil, "no connection to port " .. port
+    return nil, "no connection to " .. where
   end
   ffi.C.mwt_setsockopt(fd, 1, 20, ffi.new("int64_t[2]", SECONDS, 0), 16) -- SO_RCVTIMEO
   return setmetatable({ fd = fd, input = "" }, Client)
@@ -121,18 +128,17 @@ function Server:arguments()
   local function add(...) for _, x in ipairs { ... } do list[#list + 1] = x end end
   if self.tls then
     add("--port", "0", "--tls-port", tostring(self.port), "--tls-cert-file", self.dir .. "/server.crt", "--tls-key-file",
-      self.dir .. "/server.key", "--tls-ca-cert-file", self.dir .. "/ca.crt", "--tls-auth-clients", "no",
-      "--unixsocket", self.socket)
+      self.dir .. "/server.key", "--tls-ca-cert-file", self.dir .. "/ca.crt", "--tls-auth-clients", "no")
   else
-    add("--port", tostring(self.port), "--unixsocket", self.socket)
+    add("--port", tostring(self.port))
   end
+  add("--unixsocket", self.socket)
   add(unpack(self.extra))
   return list
 end
 
 local function answers(self)
-  if self.tls then return process.run { "redis-cli", "-s", self.socket, "ping" }.stdout:find "PONG" end
-  local client = M.connect(self.port)
+  local client = M.connect(self.socket)
   if not client then return false end
   local pong = client:call "PING"
   client:close()
@@ -163,7 +169,7 @@ function Server:call(...)
     self.client:close()
     self.client = nil
   end
-  self.client = assert(M.connect(self.port))
+  self.client = assert(M.connect(self.socket))
   return self.client:call(...)
 end
 
