@@ -14,3 +14,9 @@ foreach(name IN ITEMS raw_lmdb launch)
   set_target_properties(bench_${name} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${bench_dir})
   add_dependencies(bench_tools bench_${name})
 endforeach()
+
+# The one that needs the runtime.
+add_executable(bench_stream_echo EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/spec/bench/stream_echo.c)
+target_link_libraries(bench_stream_echo PRIVATE mw_core)
+set_target_properties(bench_stream_echo PROPERTIES OUTPUT_NAME stream_echo RUNTIME_OUTPUT_DIRECTORY ${bench_dir} ENABLE_EXPORTS ON)
+add_dependencies(bench_tools bench_stream_echo)
