@@ -17,7 +17,7 @@ local M = {}
 
 local Client = {}
 Client.__index = Client
-local SECONDS = 20
+local SECONDS, EINTR = 20, 4
 
 -- where: a port, or the path of a Unix socket
 function M.connect(where)
@@ -46,7 +46,8 @@ end
 local buffer = ffi.new "char[65536]"
 
 function Client:more()
-  local n = tonumber(ffi.C.mwt_recv(self.fd, buffer, 65536, 0))
+  local n
+  repeat n = tonumber(ffi.C.mwt_recv(self.fd, buffer, 65536, 0)) until n >= 0 or ffi.errno() ~= EINTR
   if n <= 0 then error("redis did not answer", 0) end
   self.input = self.input .. ffi.string(buffer, n)
 end
