@@ -167,7 +167,8 @@ struct mw_browsing { /* what was found; Lua frees it */
 uint32_t mw_browsing_count(const struct mw_browsing *b) { return b->count; }
 void mw_browsing_last(const struct mw_browsing *b, mw_position *out) { *out = b->last; }
 
-mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, mw_position *position, double *due_ms) {
+mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, mw_position *position,
+                              double *due_ms) {
     *position = b->entries[i].position;
     *due_ms = (double)b->entries[i].due_ms;
     return b->entries[i].msg;

@@ -27,9 +27,9 @@ struct mwr_client {
     mw_stream *stream;
     client_state state;
     mwr_parser parser;
-    mw_buf out;       /* commands that were not handed to the stream yet */
-    size_t begun;     /* where the last one begins in it */
-    pending *ring;    /* of `capacity`, a power of two */
+    mw_buf out;    /* commands that were not handed to the stream yet */
+    size_t begun;  /* where the last one begins in it */
+    pending *ring; /* of `capacity`, a power of two */
     uint32_t first, count, capacity, sent;
     uint8_t steps[8 + MWR_SCRIPTS];
     int step_count, step_at;
@@ -45,9 +45,9 @@ static const struct {
     const char *prefix;
     bool retryable;
 } ERRORS[] = {
-    {"LOADING", true},     {"READONLY", true},   {"MOVED", true},     {"ASK", true},     {"TRYAGAIN", true},
-    {"CLUSTERDOWN", true}, {"MASTERDOWN", true}, {"OOM", true},       {"BUSY", true},    {"NOSCRIPT", true},
-    {"NOREPLICAS", true},  {"MISCONF", true},    {"UNBLOCKED", true}, {"NOPERM", true},  {"NOAUTH", true},
+    {"LOADING", true},     {"READONLY", true},   {"MOVED", true},      {"ASK", true},    {"TRYAGAIN", true},
+    {"CLUSTERDOWN", true}, {"MASTERDOWN", true}, {"OOM", true},        {"BUSY", true},   {"NOSCRIPT", true},
+    {"NOREPLICAS", true},  {"MISCONF", true},    {"UNBLOCKED", true},  {"NOPERM", true}, {"NOAUTH", true},
     {"NOGROUP", true},     {"WRONGPASS", true},  {"UNKILLABLE", true},
 };
 
@@ -58,7 +58,8 @@ void mwr_error_of(const char *text, size_t len, mw_error *e) {
         if (len >= n && memcmp(text, ERRORS[i].prefix, n) == 0) retryable = ERRORS[i].retryable;
     }
     if (len >= 10 && memcmp(text, "ERR Server", 10) == 0) retryable = true; /* shutting down */
-    mw_fail(e, retryable ? MW_ECLOSED : MW_EUSAGE, retryable, "redis: %.*s", (int)(len < 300 ? len : 300), text);
+    mw_fail(e, retryable ? MW_ECLOSED : MW_EUSAGE, retryable, "redis: %.*s", (int)(len < 300 ? len : 300),
+            text);
 }
 
 static bool begins(const mwr_unit *u, const char *prefix) {
@@ -100,7 +101,8 @@ static void fail_first(mwr_client *c, const mw_error *why) {
 /* ---- commands ---- */
 
 static void end_begun(mwr_client *c) { /* notes what the last command took; twice is once */
-    if (c->count > c->sent && c->out.len > c->begun) at(c, c->count - 1)->bytes = (uint32_t)(c->out.len - c->begun);
+    if (c->count > c->sent && c->out.len > c->begun)
+        at(c, c->count - 1)->bytes = (uint32_t)(c->out.len - c->begun);
 }
 
 mw_buf *mwr_command_within(mwr_client *c, size_t arguments, mwr_on_reply *reply, void *cookie, int depth,
@@ -137,7 +139,8 @@ static void expire_unsent(mwr_client *c, uint64_t now) {
     size_t gone = 0;
     mw_fail(&e, MW_ECLOSED, true, "redis: not connected to %s", c->o.target->hosts);
     end_begun(c);
-    while (c->count && !c->closed && (c->o.impatient || at(c, 0)->deadline <= now || c->out.len - gone > BACKLOG_MAX)) {
+    while (c->count && !c->closed &&
+           (c->o.impatient || at(c, 0)->deadline <= now || c->out.len - gone > BACKLOG_MAX)) {
         gone += at(c, 0)->bytes;
         fail_first(c, &e);
         end_begun(c); /* the answer may have asked for something else */
@@ -270,7 +273,8 @@ static void look_at_error(mwr_client *c, const mwr_unit *u, const mw_error *e) {
             mwr_client_redirect(c, hosts);
         }
         mw_stream_fail(c->stream, e);
-    } else if (begins(u, "READONLY") || begins(u, "MASTERDOWN") || begins(u, "NOAUTH") || begins(u, "NOSCRIPT")) {
+    } else if (begins(u, "READONLY") || begins(u, "MASTERDOWN") || begins(u, "NOAUTH") ||
+               begins(u, "NOSCRIPT")) {
         mw_stream_fail(c->stream, e); /* a new connection finds the master, logs in, loads the scripts */
     }
 }

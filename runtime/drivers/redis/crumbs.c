@@ -1,7 +1,8 @@
-/* crumbs.c - which entries handlers have begun, in a small file in shared memory that outlives the process. When it
- * dies, whoever takes its entries on the same machine finds there which of them it was working on: for those the
- * attempt counts, for those that merely waited it does not. Beginning a message costs two stores. On another
- * machine the file is not seen; there the marks of settle.c tell of handlers that ran for a while. */
+/* crumbs.c - which entries handlers have begun, in a small file in shared memory that outlives the process.
+ * When it dies, whoever takes its entries on the same machine finds there which of them it was working on:
+ * for those the attempt counts, for those that merely waited it does not. Beginning a message costs two
+ * stores. On another machine the file is not seen; there the marks of settle.c tell of handlers that ran for
+ * a while. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +44,8 @@ static const char *folder(void) {
 /* The files of one stream and group begin alike; the process makes the rest. */
 static void prefix_of(const mw_sub *s, char out[32]) {
     mw_buf name = {0};
-    mw_buf_printf(&name, "%s/%lld/%s", s->conn->target.hosts, (long long)s->conn->target.db, s->channel->name);
+    mw_buf_printf(&name, "%s/%lld/%s", s->conn->target.hosts, (long long)s->conn->target.db,
+                  s->channel->name);
     mw_buf_add(&name, "\0", 1);
     mw_buf_puts(&name, s->group);
     snprintf(out, 32, "redis-%016llx-", (unsigned long long)mw_hash64(name.data, name.len));
@@ -66,7 +68,8 @@ mwr_crumbs *mwr_crumbs_open(mw_sub *s) {
     prefix_of(s, prefix);
     snprintf(c->path, sizeof c->path, "%s/%s%d.%u", in, prefix, (int)getpid(), count++);
     c->fd = open(c->path, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (c->fd >= 0 && flock(c->fd, LOCK_EX | LOCK_NB) == 0 && ftruncate(c->fd, SIZE) == 0 && (c->places = map(c->fd)))
+    if (c->fd >= 0 && flock(c->fd, LOCK_EX | LOCK_NB) == 0 && ftruncate(c->fd, SIZE) == 0 &&
+        (c->places = map(c->fd)))
         return c;
     if (c->fd >= 0) close(c->fd);
     free(c);

@@ -1,6 +1,6 @@
-/* settle.c - verdicts. Acks of a turn leave in one command; an ack with publications, or with a row to strike out,
- * is a script of its own; failures and what is given back are noted together. Each of them carries our token, and
- * the server refuses all of it when that is not the one on record. */
+/* settle.c - verdicts. Acks of a turn leave in one command; an ack with publications, or with a row to strike
+ * out, is a script of its own; failures and what is given back are noted together. Each of them carries our
+ * token, and the server refuses all of it when that is not the one on record. */
 #include <stdlib.h>
 #include <string.h>
 
