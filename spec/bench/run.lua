@@ -1,8 +1,8 @@
 --- Measures Moonwire against what it stands on, and says which targets it meets. docs/benchmarks.md tells what the
 --- numbers mean.
 ---   moonwire lua spec/bench/run.lua [--json] [--quick] [--strict] [NAME…]
---- NAME: dispatch, embedded, memory, start, json, redis; all of them when none is given. The exit code is 1 when something
---- could not be measured, and with --strict when a target was missed.
+--- NAME: dispatch, embedded, memory, start, json, redis; all of them when none is given. The exit code is 1 when
+--- something could not be measured, and with --strict when a target was missed.
 local bench = dofile((arg[0]:match "^(.*/)" or "./") .. "bench.lua")
 local json = require "moonwire.json"
 
@@ -350,7 +350,9 @@ end
 
 -- ---- all of it ----
 
-local GROUPS = { dispatch = dispatch, embedded = embedded, memory = memory, start = starts, json = codec, redis = redis }
+local GROUPS = {
+  dispatch = dispatch, embedded = embedded, memory = memory, start = starts, json = codec, redis = redis,
+}
 
 local function has_embedded()
   local ffi, C = require "ffi", require "moonwire.internal.cdef"
