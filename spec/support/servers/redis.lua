@@ -130,7 +130,8 @@ function Server:arguments()
   local function add(...) for _, x in ipairs { ... } do list[#list + 1] = x end end
   if self.tls then
     add("--port", "0", "--tls-port", tostring(self.port), "--tls-cert-file", self.dir .. "/server.crt",
-      "--tls-key-file", self.dir .. "/server.key", "--tls-ca-cert-file", self.dir .. "/ca.crt", "--tls-auth-clients", "no")
+      "--tls-key-file", self.dir .. "/server.key",
+      "--tls-ca-cert-file", self.dir .. "/ca.crt", "--tls-auth-clients", "no")
   else
     add("--port", tostring(self.port))
   end
