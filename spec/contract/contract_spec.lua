@@ -16,12 +16,12 @@ for _, driver in ipairs(drivers) do
       local probe = harness.new(driver)
 
       for _, case in ipairs(cases.list) do
-        local reason = cases.not_for(case, probe)
+        local reason = cases.not_for(case, probe) or driver.skip and driver.skip(case)
         if reason then
           record:not_for(case, reason)
         else
           it(("%s: %s"):format(case.name, case.title), function()
-            local h = harness.new(driver)
+            local h = harness.new(driver, case)
             local ok, err = xpcall(case.run, function(e)
               if type(e) ~= "string" then return e end
               return debug.traceback(e, 2)
