@@ -392,6 +392,17 @@ static int l_status(lua_State *L) {
     return 1;
 }
 
+/* connections() -> one table for each connection to a server */
+static int l_connections(lua_State *L) {
+    app *a = check_app(L);
+    mw_link **list;
+    size_t count = mw_site_links(a->site, &list);
+    lua_newtable(L);
+    for (size_t i = 0; i < count; i++) mw_report_connections(L, list[i], mw_loop_wall_ms(a->loop));
+    free(list);
+    return 1;
+}
+
 /* explain(text): for each pipeline what it knows of that key or message id */
 static int l_explain(lua_State *L) {
     app *a = check_app(L);
@@ -439,12 +450,22 @@ static lua_State *main_thread(lua_State *L) {
 }
 
 int mw_app_new(lua_State *L) {
-    static const luaL_Reg methods[] = {
-        {"load", l_load},       {"start", l_start},   {"reload", l_reload},
-        {"run", l_run},         {"drain", l_drain},   {"done", l_done},
-        {"idle", l_idle},       {"status", l_status}, {"generation", l_generation},
-        {"explain", l_explain}, {"pause", l_pause},   {"close", l_close},
-        {"kill", l_close},      {"__gc", l_close},    {NULL, NULL}};
+    static const luaL_Reg methods[] = {{"load", l_load},
+                                       {"start", l_start},
+                                       {"reload", l_reload},
+                                       {"run", l_run},
+                                       {"drain", l_drain},
+                                       {"done", l_done},
+                                       {"idle", l_idle},
+                                       {"status", l_status},
+                                       {"generation", l_generation},
+                                       {"explain", l_explain},
+                                       {"pause", l_pause},
+                                       {"close", l_close},
+                                       {"connections", l_connections},
+                                       {"kill", l_close},
+                                       {"__gc", l_close},
+                                       {NULL, NULL}};
     app *a = lua_newuserdata(L, sizeof *a);
     memset(a, 0, sizeof *a);
     if (luaL_newmetatable(L, "moonwire.app")) {

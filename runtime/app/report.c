@@ -6,7 +6,7 @@
 #include "base/hash.h"
 #include "pipeline/insight.h"
 
-enum { SHOWN = 10, TEXT_SHOWN = 500 }; /* an answer stays small whatever is in flight */
+enum { SHOWN = 10, TEXT_SHOWN = 500, PEERS_SHOWN = 32 }; /* an answer stays small whatever is in flight */
 
 static void set_number(lua_State *L, const char *name, double value) {
     lua_pushnumber(L, value);
@@ -87,6 +87,32 @@ void mw_report_status(lua_State *L, mw_pipeline *p) {
     set_flag(L, "paused", i.paused);
     set_flag(L, "full", i.full);
     set_flag(L, "draining", i.draining);
+}
+
+/* ---- connections ---- */
+
+void mw_report_peers(lua_State *L, const char *broker, const mw_peer *peers, size_t count, int64_t now_ms) {
+    for (const mw_peer *p = peers; p < peers + count; p++) {
+        lua_newtable(L);
+        set_text(L, "broker", broker);
+        set_text(L, "name", p->name);
+        set_text(L, "state", p->state);
+        if (p->address[0]) set_text(L, "address", p->address);
+        if (p->error[0]) set_text(L, "error", p->error);
+        if (p->tls) set_text(L, "tls", p->tls);
+        set_ms(L, "since", now_ms > p->since_ms ? now_ms - p->since_ms : 0);
+        set_number(L, "connects", (double)p->connects);
+        set_number(L, "bytes_in", (double)p->bytes_in);
+        set_number(L, "bytes_out", (double)p->bytes_out);
+        lua_rawseti(L, -2, (int)lua_objlen(L, -2) + 1);
+    }
+}
+
+void mw_report_connections(lua_State *L, const mw_link *l, int64_t now_ms) {
+    const mw_driver *driver = mw_link_driver(l);
+    mw_peer peers[PEERS_SHOWN];
+    if (!driver->peers || !mw_link_conn(l)) return;
+    mw_report_peers(L, mw_link_url(l), peers, driver->peers(mw_link_conn(l), peers, PEERS_SHOWN), now_ms);
 }
 
 /* ---- explain ---- */

@@ -15,6 +15,7 @@ struct mw_loop {
     ev_timer clock; /* the one libev timer: when the wheel must run next */
     mw_wheel wheel, real_wheel;
     mw_deferred *deferred, **deferred_tail;
+    mw_deferred *last, **last_tail;
     mw_deferred turn_end; /* a marker: what stands before it was deferred before this turn */
     uint64_t mono, real;  /* real: the system's; mono: the same with what was skipped, or virtual */
     int64_t wall, skipped;
@@ -48,6 +49,7 @@ mw_loop *mw_loop_new(void) {
     mw_wheel_init(&l->wheel, l->mono);
     mw_wheel_init(&l->real_wheel, l->real);
     l->deferred_tail = &l->deferred;
+    l->last_tail = &l->last;
     ev_timer_init(&l->clock, clock_fired, 0, 0);
     return l;
 }
@@ -61,38 +63,45 @@ void mw_loop_free(mw_loop *l) {
 
 uint64_t mw_loop_mono_ms(mw_loop *l) { return l->mono; }
 int64_t mw_loop_wall_ms(mw_loop *l) { return l->wall; }
+uint64_t mw_loop_real_ms(mw_loop *l) { return l->real; }
 void mw_loop_stop(mw_loop *l) { l->stopping = true; }
 
-/* Runs what was deferred before this call; what those calls defer waits for the next turn. */
-static void run_deferred(mw_loop *l) {
-    if (!l->deferred) return;
-    mw_defer(l, &l->turn_end, NULL);
-    while (l->deferred != &l->turn_end) {
-        mw_deferred *d = l->deferred;
-        mw_deferred_cancel(l, d);
-        d->run(d);
-    }
-    mw_deferred_cancel(l, &l->turn_end);
-}
-
-void mw_defer(mw_loop *l, mw_deferred *d, void (*run)(mw_deferred *d)) {
+static void append(mw_deferred ***tail, mw_deferred *d, void (*run)(mw_deferred *d)) {
     if (d->back) return;
     d->run = run;
     d->next = NULL;
-    d->back = l->deferred_tail;
-    *l->deferred_tail = d;
-    l->deferred_tail = &d->next;
+    d->back = *tail;
+    **tail = d;
+    *tail = &d->next;
 }
+
+void mw_defer(mw_loop *l, mw_deferred *d, void (*run)(mw_deferred *d)) { append(&l->deferred_tail, d, run); }
+
+void mw_defer_last(mw_loop *l, mw_deferred *d, void (*run)(mw_deferred *d)) { append(&l->last_tail, d, run); }
 
 void mw_deferred_cancel(mw_loop *l, mw_deferred *d) {
     if (!d->back) return;
     *d->back = d->next;
     if (d->next)
         d->next->back = d->back;
-    else
+    else if (l->deferred_tail == &d->next)
         l->deferred_tail = d->back;
+    else
+        l->last_tail = d->back;
     d->next = NULL;
     d->back = NULL;
+}
+
+/* Runs what stands in the list before this call; what those calls add waits for the next turn. */
+static void run_list(mw_loop *l, mw_deferred **list, mw_deferred ***tail) {
+    if (!*list) return;
+    append(tail, &l->turn_end, NULL);
+    while (*list != &l->turn_end) {
+        mw_deferred *d = *list;
+        mw_deferred_cancel(l, d);
+        d->run(d);
+    }
+    mw_deferred_cancel(l, &l->turn_end);
 }
 
 /* ---- the virtual clock ---- */
@@ -126,7 +135,7 @@ int64_t mw_loop_advance(mw_loop *l, int64_t max_ms) {
 }
 
 bool mw_loop_pending(const mw_loop *l) {
-    return l->deferred || l->wheel.due || l->outside > 0 || mw_wheel_next(&l->wheel) <= l->mono;
+    return l->deferred || l->last || l->wheel.due || l->outside > 0 || mw_wheel_next(&l->wheel) <= l->mono;
 }
 
 void mw_loop_outside(mw_loop *l, int by) { l->outside += by; }
@@ -155,7 +164,7 @@ void mw_loop_before_wait(mw_loop *l, void (*hook)(void)) { l->before_wait = hook
 
 void mw_loop_step(mw_loop *l, int64_t max_wait_ms) {
     if (l->before_wait) l->before_wait();
-    if (l->deferred || max_wait_ms == 0) {
+    if (l->deferred || l->last || max_wait_ms == 0) {
         ev_run(l->ev, EVRUN_NOWAIT);
     } else {
         arm_clock(l, max_wait_ms);
@@ -164,7 +173,8 @@ void mw_loop_step(mw_loop *l, int64_t max_wait_ms) {
     mw_loop_now_update(l);
     mw_wheel_run(&l->wheel, l->mono, TIMERS_PER_TURN);
     mw_wheel_run(&l->real_wheel, l->real, TIMERS_PER_TURN);
-    run_deferred(l);
+    run_list(l, &l->deferred, &l->deferred_tail);
+    run_list(l, &l->last, &l->last_tail);
 }
 
 void mw_loop_run(mw_loop *l) {

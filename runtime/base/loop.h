@@ -20,6 +20,7 @@ void mw_loop_step(mw_loop *l, int64_t max_wait_ms);       /* one turn; waits at 
 
 uint64_t mw_loop_mono_ms(mw_loop *l); /* monotonic, cached once a turn */
 int64_t mw_loop_wall_ms(mw_loop *l);  /* since 1970, for what is stored or shown; cached likewise */
+uint64_t mw_loop_real_ms(mw_loop *l); /* monotonic, never virtual: goes with mw_timer_start_real */
 void mw_loop_now_update(mw_loop *l);  /* after a long computation */
 
 /* The virtual clock, for specs: both clocks stand still until they are advanced, and timers fire only then.
@@ -50,7 +51,9 @@ struct mw_deferred {
     void (*run)(mw_deferred *d);
 };
 void mw_defer(mw_loop *l, mw_deferred *d, void (*run)(mw_deferred *d)); /* twice is once */
-void mw_deferred_cancel(mw_loop *l, mw_deferred *d);                    /* not queued is fine */
+/* The same at the end of the turn, behind everything that was deferred: for what gathers during it. */
+void mw_defer_last(mw_loop *l, mw_deferred *d, void (*run)(mw_deferred *d));
+void mw_deferred_cancel(mw_loop *l, mw_deferred *d); /* not queued is fine */
 
 /* File descriptors. */
 enum { MW_READ = 1, MW_WRITE = 2 };

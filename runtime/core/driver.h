@@ -28,6 +28,7 @@
 #include "base/url.h"
 #include "core/message.h"
 #include "core/spec.h"
+#include "net/peer.h"
 
 typedef struct mw_conn mw_conn;     /* the driver's: one connection; each driver defines and casts its own */
 typedef struct mw_sub mw_sub;       /* the driver's: one subscription */
@@ -233,6 +234,8 @@ typedef struct mw_driver {
                    const mw_removal *r); /* positions and publications are valid until `removed` */
     void (*release_key)(mw_conn *c, const char *channel, const char *group,
                         uint64_t lane); /* clears a mark from outside */
+    /* How the connections to servers behind this one stand, for `moonwire status`; how many were told. */
+    size_t (*peers)(mw_conn *c, mw_peer *out, size_t max);
 } mw_driver;
 
 extern const mw_driver *const mw_drivers[]; /* NULL-terminated: drivers.c */

@@ -85,6 +85,14 @@ mw_link *mw_site_link(mw_site *s, const char *url, mw_error *e) {
     return held.link;
 }
 
+size_t mw_site_links(mw_site *s, mw_link ***list) {
+    size_t count = link_count(s);
+    *list = malloc((count + 1) * sizeof **list);
+    if (!*list) abort();
+    for (size_t i = 0; i < count; i++) (*list)[i] = link_at(s, i)->link;
+    return count;
+}
+
 void mw_site_release_link(mw_site *s, mw_link *l) {
     for (size_t i = 0; i < link_count(s); i++) {
         if (link_at(s, i)->link != l) continue;

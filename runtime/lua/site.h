@@ -35,6 +35,7 @@ size_t mw_site_pipelines(const mw_site *s,
 /* For vm.c. A vm holds a reference on each link and pipeline that it knows. */
 mw_link *mw_site_link(mw_site *s, const char *url, mw_error *e); /* takes a reference */
 void mw_site_release_link(mw_site *s, mw_link *l);
+size_t mw_site_links(mw_site *s, mw_link ***list);                   /* all; the list is to be freed */
 mw_pipeline *mw_site_same(mw_site *s, const mw_pipeline_spec *spec); /* running on the same source, or NULL */
 void mw_site_hold(mw_site *s, mw_pipeline *p);
 void mw_site_release(mw_site *s, mw_pipeline *p);

@@ -1,11 +1,12 @@
-/* stream.h - a byte stream to a server that keeps itself connected: TCP, TLS or a Unix socket, non-blocking, on
- * the loop. It resolves names off the loop, tries every address, reconnects with a jittered and capped backoff,
- * watches its deadlines, gathers what is written during a turn into one write, and hands what arrives to a parser
- * in the place where it was read. It knows nothing of protocols.
+/* stream.h - a byte stream to a server that keeps itself connected: TCP, TLS or a Unix socket, non-blocking,
+ * on the loop. It resolves names off the loop, tries every address, reconnects with a jittered and capped
+ * backoff, watches its deadlines, gathers what is written during a turn into one write, and hands what
+ * arrives to a parser in the place where it was read. It knows nothing of protocols.
  *
- * Events come from deferred calls (a flat stack, see base/loop.h). Any function here may be called from inside an
- * event, mw_stream_close included; after mw_stream_close no event comes. Everything belongs to the loop's
- * thread. */
+ * Events come from deferred calls (a flat stack, see base/loop.h). Any function here may be called from
+ * inside an event, mw_stream_close included; after mw_stream_close no event comes. Everything belongs to the
+ * loop's thread. Its clocks are real ones, also in specs; while it connects or has output it counts as
+ * waiting for the world (mw_loop_outside). An owner that waits for an answer does that itself. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,19 +15,21 @@
 #include "base/error.h"
 #include "base/loop.h"
 #include "base/url.h"
+#include "net/peer.h"
 
 typedef struct mw_stream mw_stream;
 
 typedef struct mw_stream_events {
-    /* Connected, TLS included: write the greeting. Nothing of an earlier connection is left in either direction. */
+    /* Connected, TLS included: write the greeting. Nothing of an earlier connection is left in either
+     * direction. */
     void (*up)(void *owner);
-    /* Bytes that were not consumed yet. Returns how many are consumed now; the rest is shown again, with more behind
-     * it. *need (0 at the call) may be set to how many unconsumed bytes there must be before it is worth calling
-     * again; more than max_input is a protocol error. A parser that finds nonsense calls mw_stream_fail and
-     * returns anything. */
+    /* Bytes that were not consumed yet, valid during the call. Returns how many are consumed now; the rest is
+     * shown again with more behind it, or when a hold ends. *need (0 at the call) may be set to how many
+     * unconsumed bytes there must be before it is worth calling again; more than max_input is a protocol
+     * error. A parser that finds nonsense calls mw_stream_fail and returns anything. */
     size_t (*input)(void *owner, const char *data, size_t len, size_t *need);
-    /* Lost, or refused before it was up (then `up` was never called). What was written and not answered may or may
-     * not have arrived. It connects again by itself. */
+    /* Lost; or one round over all addresses led nowhere (then `up` was not called). What was written and not
+     * answered may or may not have arrived. It connects again by itself. */
     void (*down)(void *owner, const mw_error *why);
     void (*drained)(void *owner); /* optional: the output was above the high mark and is below the low one */
 } mw_stream_events;
@@ -34,25 +37,25 @@ typedef struct mw_stream_events {
 typedef struct mw_tls_options { /* "" and NULL are the same: not given */
     bool on, insecure;          /* insecure: neither certificate nor name is checked; said in the log */
     const char *ca;             /* a file or folder of certificates; the system's otherwise */
-    const char *cert, *key;     /* ours, for servers that want one */
+    const char *cert, *key;     /* ours, for servers that want one; PEM; the key may stand in cert's file */
     const char *name;           /* what the certificate must say, and SNI; the host otherwise */
 } mw_tls_options;
 
-typedef struct mw_stream_options {
+typedef struct mw_stream_options { /* 0 is the default everywhere */
     const char *hosts; /* host[:port],[v6]:port,...; or the path of a Unix socket when it begins with '/' */
     int default_port;
     mw_tls_options tls;
-    int64_t connect_ms;   /* one address: TCP and TLS together (default 5 s) */
-    int64_t idle_ms;      /* nothing arrived for so long: lost (0: never; the owner sees to pings) */
-    int64_t write_ms;     /* nothing of what waits could be written for so long: lost (default 15 s) */
+    int64_t connect_ms; /* one address: TCP and TLS together; also for looking up a name (default 5 s) */
+    int64_t idle_ms;    /* nothing arrived for so long: lost (0: never; the owner sees to pings) */
+    int64_t write_ms;   /* nothing of what waits could be written for so long: lost (default 15 s) */
     int64_t retry_ms, retry_cap_ms; /* backoff between rounds over all addresses (100 ms .. 10 s) */
-    size_t high, low;     /* marks of the output (default 1 MiB, 256 KiB) */
-    size_t max_input;     /* what may wait for a parser (default 64 MiB) */
+    size_t high, low;               /* marks of the output (default 1 MiB, 256 KiB) */
+    size_t max_input;               /* what may wait for a parser (default 64 MiB) */
 } mw_stream_options;
 
 /* Checks the options (host syntax, files of certificates), copies them, connects from the next turn on. */
-mw_stream *mw_stream_open(mw_loop *loop, const mw_stream_options *o, const mw_stream_events *events, void *owner,
-                          mw_error *e);
+mw_stream *mw_stream_open(mw_loop *loop, const mw_stream_options *o, const mw_stream_events *events,
+                          void *owner, mw_error *e);
 void mw_stream_close(mw_stream *s); /* at once; what was not written is gone; NULL is fine */
 
 bool mw_stream_is_up(const mw_stream *s);
@@ -62,26 +65,22 @@ char *mw_stream_reserve(mw_stream *s, size_t len); /* room for so much at the en
 void mw_stream_commit(mw_stream *s, size_t len);   /* ... of which so much was filled */
 bool mw_stream_full(const mw_stream *s);           /* above the high mark: `drained` comes */
 size_t mw_stream_pending(const mw_stream *s);      /* written by the owner, not taken by the kernel */
-void mw_stream_hold(mw_stream *s, bool hold);      /* read nothing for now: back-pressure by the peer's window */
+/* Read nothing for now: back-pressure by the peer's window. No `input` comes, idle_ms stands still, and a
+ * peer that goes away is not noticed before the next write. Ends with the connection. */
+void mw_stream_hold(mw_stream *s, bool hold);
 
 void mw_stream_established(mw_stream *s); /* the owner is content (logged in): the backoff begins anew */
-/* Drops the connection for this reason, as if it were lost: `down` comes with it, then it connects again. */
+/* Drops the connection for this reason, as if it were lost: from here on it is not up, `down` comes with the
+ * reason, then it connects again. Nothing when it is not up. */
 void mw_stream_fail(mw_stream *s, const mw_error *why);
-void mw_stream_redirect(mw_stream *s, const char *hosts); /* from the next attempt on, go there */
+/* From the next attempt on, go there. For what a server said: a Unix socket is refused. */
+int mw_stream_redirect(mw_stream *s, const char *hosts, mw_error *e);
 
-typedef enum { MW_STREAM_RESOLVING, MW_STREAM_CONNECTING, MW_STREAM_UP, MW_STREAM_WAITING } mw_stream_state;
+void mw_stream_look(const mw_stream *s, const char *name, mw_peer *out); /* name: static */
 
-typedef struct mw_stream_info {
-    mw_stream_state state;
-    char address[128];  /* of this or the last attempt: 127.0.0.1:6379, [::1]:6379, /run/x.sock */
-    char error[MW_ERROR_TEXT]; /* the last one; "" when there was none */
-    int64_t since_ms;   /* wall time of the last change of state */
-    uint64_t connects;  /* how often it came up */
-    uint64_t bytes_in, bytes_out;
-    const char *tls;    /* version in use, or NULL */
-} mw_stream_info;
-void mw_stream_look(const mw_stream *s, mw_stream_info *out);
-
-/* The TLS options that every driver takes in its URL: ?ca=FILE&cert=FILE&key=FILE&tls_name=HOST&insecure=true.
- * The texts live as long as the URL. mw_tls_option_names is for mw_url_only. */
+/* The TLS options that every driver takes in its URL:
+ * ?ca=FILE&cert=FILE&key=FILE&tls_name=HOST&insecure=true. out->on is set before: the scheme says it, and
+ * without TLS such options are refused. The texts live as long as the URL. The names are for the list of
+ * mw_url_only. */
+#define MW_TLS_OPTION_NAMES "ca", "cert", "key", "tls_name", "insecure"
 int mw_tls_from_url(const mw_url *u, mw_tls_options *out, mw_error *e);

@@ -54,7 +54,7 @@ end
 
 function answer.status(app, _, worker)
   return { ok = true, generation = app:generation(), version = core.version, worker = worker,
-    pipelines = json.array(app:status()) }
+    pipelines = json.array(app:status()), connections = json.array(app:connections()) }
 end
 
 function answer.drain(app)

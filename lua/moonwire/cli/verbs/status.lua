@@ -1,4 +1,5 @@
 --- moonwire status: what the running processes of a project do.
+local connections = require "moonwire.cli.process.connections"
 local control = require "moonwire.cli.process.control"
 local figures = require "moonwire.cli.process.figures"
 local json = require "moonwire.json"
@@ -8,7 +9,8 @@ local function print_json(answers, each)
   if not each and #answers > 1 then
     local pids = {}
     for i, answer in ipairs(answers) do pids[i] = answer.pid end
-    out.json { pids = json.array(pids), pipelines = json.array(figures.totals(answers)) }
+    out.json { pids = json.array(pids), pipelines = json.array(figures.totals(answers)),
+      connections = json.array(connections.each(answers)) }
     return
   end
   for _, answer in ipairs(answers) do
@@ -26,6 +28,12 @@ local function run(values)
   local list = values.each and figures.each(answers) or figures.totals(answers)
   local heads, rows = figures.table(list, values.each, out.terminal(1))
   out.table(heads)(rows)
+  local links = connections.each(answers)
+  if #links > 0 then
+    out.line ""
+    heads, rows = connections.table(links, #answers > 1)
+    out.table(heads)(rows)
+  end
   if not values.each and #answers > 1 then out.note("%d processes; --each tells them apart", #answers) end
   return 0
 end
@@ -38,7 +46,7 @@ return {
   arguments = { { "DIR", "the project's folder (default: the current one)", optional = true } },
   flags = {
     { "each", nil, "each process for itself" },
-    { "json", nil, "one object: pid or pids, generation, version, pipelines; with --each one a process" },
+    { "json", nil, "one object: pid or pids, generation, version, pipelines, connections; with --each one a process" },
   },
   examples = { "moonwire status shop", "moonwire status --each --json" },
   run = run,
