@@ -11,6 +11,7 @@ local WHY_NOT = {
   park = "cannot park messages; refused at start",
   refuse = "cannot be made to refuse; see spec/faults",
 }
+local ONLY_LACKS = { groups = true, start = true } -- no capability: a driver that lacks it says so in drivers.lua
 
 local cases = {}
 local function case(name, title, needs, run)
@@ -23,12 +24,27 @@ local M = { list = cases }
 -- nil, or why this driver cannot show the case
 function M.not_for(c, h)
   for _, need in ipairs(c.needs) do
+    local lacks = h.driver.lacks and h.driver.lacks[need]
+    if lacks then return lacks end
+    if ONLY_LACKS[need] then goto next_need end
     if need == "refuse" then
       if not h.driver.refuse then return WHY_NOT.refuse end
     elseif not h:can(CAN[need]) then
       return WHY_NOT[need]
     end
+    ::next_need::
   end
+end
+
+-- Those that this driver runs: all of them, or those it names.
+function M.of(driver)
+  if not driver.only then return cases end
+  local wanted, list = {}, {}
+  for _, name in ipairs(driver.only) do wanted[name] = true end
+  for _, c in ipairs(cases) do
+    if wanted[c.name] then list[#list + 1] = c end
+  end
+  return list
 end
 
 --- Helpers -----------------------------------------------------------------------------------------------------------
@@ -728,10 +744,11 @@ case("any-bytes", "bodies, keys and headers of any bytes pass through handler, p
   local headers = { ["x-nul"] = "a\0b", ["x-all"] = all, ["x-empty"] = "", ["x-lines"] = "a\r\nb: c",
                     ["\255\254"] = "odd name", ["content-length"] = "0", ["mw-replayed"] = "no" }
   h:start {
-    settings = "group = 'one',",
-    more = [[mw.pipeline "q" { from = broker:channel "in", handler = "handlers.q", dead = broker:channel "buried" }]],
+    more = [[mw.pipeline "q" { from = broker:channel "copy", handler = "handlers.q", dead = broker:channel "buried" }]],
     handler = [[function M.handle(msg)
-      mw.publish("out", msg.body, { id = msg.id, key = msg.key, headers = msg.headers })
+      for _, channel in ipairs { "out", "copy" } do
+        mw.publish(channel, msg.body, { id = msg.id, key = msg.key, headers = msg.headers })
+      end
     end]],
     files = { ["handlers/q.lua"] = [[
       local mw = require "moonwire"
@@ -740,6 +757,7 @@ case("any-bytes", "bodies, keys and headers of any bytes pass through handler, p
   local list = numbered(#bodies, function(i) return { bodies[i], key = "k" .. all, headers = headers } end)
   h:publish(list)
   h:wait_settled("in", 20)
+  h:wait_settled("copy", 20)
   for _, channel in ipairs { "out", "buried" } do
     local found = by_id(h:messages(channel))
     for i, m in ipairs(list) do
@@ -828,7 +846,7 @@ end)
 
 --- Groups ------------------------------------------------------------------------------------------------------------
 
-case("groups", "two pipelines on one channel each get every message, and fail by themselves", function(h)
+case("groups", "two pipelines on one channel each get every message, and fail by themselves", { "groups" }, function(h)
   h:start {
     settings = "retry = { attempts = 1 },",
     more = [[mw.pipeline "q" { from = broker:channel "in", handler = "handlers.q" }]],
@@ -847,7 +865,7 @@ case("groups", "two pipelines on one channel each get every message, and fail by
   assert.equal(1, #h:dead())
 end)
 
-case("start-newest", "start = newest: a new group begins with what comes next", function(h)
+case("start-newest", "start = newest: a new group begins with what comes next", { "start" }, function(h)
   h:publish(numbered(10))
   h:start { settings = "start = 'newest',", handler = DONE }
   h:stay(0.3)

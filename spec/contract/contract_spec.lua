@@ -15,7 +15,7 @@ for _, driver in ipairs(drivers) do
       local record = matrix.begin(driver)
       local probe = harness.new(driver)
 
-      for _, case in ipairs(cases.list) do
+      for _, case in ipairs(cases.of(driver)) do
         local reason = cases.not_for(case, probe)
         if reason then
           record:not_for(case, reason)

@@ -4,6 +4,10 @@
 --   outside   true: the broker outlives its workers, so they are real processes, and a crash is SIGKILL
 --   version() the line that the matrix shows
 --   refuse(h, n)  makes the broker refuse the next n publishes and settlements; leave it out where nothing can
+--   is_empty(h, channel)  everything in the channel is settled; where looking at it does not tell that
+--   lacks     what its brokers do not have, and what becomes of the setting, by the names of `needs`
+--   only      the names of cases, for a second way to the same broker
+--   close(h)  after a case
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 
@@ -17,6 +21,35 @@ local function lmdb_version()
   local n = ffi.new "int[3]"
   ffi.C.mwt_mdb_version(n, n + 1, n + 2)
   return ("LMDB %d.%d.%d"):format(n[0], n[1], n[2])
+end
+
+--- RabbitMQ: one server, a vhost for each case ------------------------------------------------------------------------
+
+local rabbitmq = require "spec.support.servers.rabbitmq"
+
+local RABBIT_LACKS = {
+  groups = "a queue has one group; a second is refused at start",
+  start = "a queue has no place to begin at; refused at start",
+  priority = "needs a queue with max_priority; proved by rabbitmq-tls",
+}
+
+local function rabbit(name, url, more)
+  local entry = {
+    name = name,
+    outside = true,
+    url = function(h)
+      local server = rabbitmq.get()
+      h.vhost = ("%s-%s"):format(name, h.name)
+      server:vhost(h.vhost)
+      return url(server, h.vhost)
+    end,
+    version = function() return "RabbitMQ " .. rabbitmq.get():version() end,
+    is_empty = function(h, channel) return rabbitmq.get():unsettled(h.vhost, channel) == 0 end,
+    close = function(h) rabbitmq.get():drop_vhost(h.vhost) end,
+    lacks = RABBIT_LACKS,
+  }
+  for field, value in pairs(more or {}) do entry[field] = value end
+  return entry
 end
 
 return {
@@ -38,4 +71,15 @@ return {
     url = function(h) return "embedded:" .. h.dir .. "/store?size=4GB" end,
     version = lmdb_version,
   },
+  rabbit("rabbitmq", function(server, vhost) return rabbitmq.url(server, vhost, "?heartbeat=1") end),
+  rabbit("rabbitmq-quorum", function(server, vhost)
+    return rabbitmq.url(server, vhost, "?heartbeat=1&queue_type=quorum")
+  end, { few = 0.2 }),
+  rabbit("rabbitmq-tls", function(server, vhost)
+    return rabbitmq.tls_url(server, vhost, "&heartbeat=1&max_priority=9")
+  end, {
+    lacks = { groups = RABBIT_LACKS.groups, start = RABBIT_LACKS.start },
+    only = { "ack-stop", "ack-crash", "attempts-crash", "dead-whole", "order-key", "publish", "priority", "any-bytes",
+             "drain", "takeover" },
+  }),
 }

@@ -33,8 +33,8 @@ function M.new(driver)
 end
 
 -- n, scaled down for slow builds, never below `least`.
-function Harness:scaled(n, least) -- luacheck: no self
-  return math.max(least or 1, math.floor(n * M.scale))
+function Harness:scaled(n, least)
+  return math.max(least or 1, math.floor(n * M.scale * (self.driver.few or 1)))
 end
 
 function Harness:can(bit_value) return math.floor(self.broker.bits / bit_value) % 2 == 1 end
@@ -48,7 +48,11 @@ end
 
 function Harness:messages(channel) return self.broker:messages(channel) end
 function Harness:dead() return self.broker:messages "in.dead" end
-function Harness:is_empty(channel) return self.broker:is_empty(channel or "in") end
+function Harness:is_empty(channel)
+  local hook = self.driver.is_empty
+  if hook then return hook(self, channel or "in") end
+  return self.broker:is_empty(channel or "in")
+end
 
 -- Makes the broker refuse the next n publishes and settlements; nil when it cannot be made to.
 function Harness:refuse(n) return self.driver.refuse(self, n) end
@@ -184,6 +188,7 @@ end
 function Harness:close()
   for worker in pairs(self.workers) do worker:kill() end
   self.workers = {}
+  if self.driver.close then self.driver.close(self) end
 end
 
 return M

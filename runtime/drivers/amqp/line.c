@@ -50,7 +50,7 @@ mw_buf *rmq_line_out(rmq_line *l) {
 void rmq_line_send(rmq_line *l) {
     if (!l->stream || l->state == RMQ_AWAY) return;
     mw_stream_write(l->stream, l->out.data, l->out.len);
-    l->last_out = mw_loop_mono_ms(l->loop);
+    l->last_out = mw_loop_real_ms(l->loop);
 }
 
 static void simple(rmq_line *l, uint16_t channel, uint32_t method) {
@@ -75,7 +75,7 @@ static void nonsense(rmq_line *l, const char *what) {
 /* The stream notices a silent broker (idle_ms); here we only make sure that we are not silent ourselves. */
 static void beat(mw_timer *t) {
     rmq_line *l = mw_container_of(t, rmq_line, beat);
-    if (mw_loop_mono_ms(l->loop) - l->last_out >= (uint64_t)l->heartbeat_ms / 3) {
+    if (mw_loop_real_ms(l->loop) - l->last_out >= (uint64_t)l->heartbeat_ms / 3) {
         mw_buf *b = rmq_line_out(l);
         rmq_frame_end(b, rmq_frame(b, RMQ_HEARTBEAT, 0));
         rmq_line_send(l);
@@ -253,9 +253,23 @@ void rmq_chan_remove(rmq_chan *c) {
     c->open = false;
 }
 
+void rmq_chan_restart(rmq_chan *c) {
+    rmq_chan_reset(c);
+    if (!c->open || c->closing) return;
+    c->open = false;
+    c->closing = true;
+    mw_buf *b = rmq_line_out(c->line);
+    size_t f = rmq_method(b, c->id, RMQ_CHANNEL_CLOSE);
+    rmq_put_u16(b, 200);
+    rmq_put_string(b, "");
+    rmq_put_u32(b, 0);
+    rmq_frame_end(b, f);
+    rmq_line_send(c->line);
+}
+
 static void lose_channel(rmq_chan *c, int code, const mw_error *why) {
     rmq_chan_reset(c);
-    c->open = false;
+    c->open = c->closing = false;
     c->events->closed(c, code, why);
 }
 
@@ -394,7 +408,12 @@ static void connection_method(rmq_line *l, uint32_t method, rmq_reader *r) {
 }
 
 static void channel_method(rmq_chan *c, uint32_t method, rmq_reader *r) {
-    if (method == RMQ_CHANNEL_OPEN_OK) {
+    if (c->closing) {
+        if (method == RMQ_CHANNEL_CLOSE) simple(c->line, c->id, RMQ_CHANNEL_CLOSE_OK);
+        if (method != RMQ_CHANNEL_CLOSE_OK) return; /* what was on its way */
+        c->closing = false;
+        open_channel(c);
+    } else if (method == RMQ_CHANNEL_OPEN_OK) {
         if (c->open) {
             nonsense(c->line, "an open channel opened again");
             return;
@@ -428,6 +447,7 @@ static void frame(rmq_line *l, uint8_t type, uint16_t channel, const unsigned ch
     }
     if (l->state == RMQ_LEAVING) return;
     rmq_chan *c = channel && channel <= RMQ_CHANNELS ? l->chans[channel] : NULL;
+    if (c && c->closing && type != RMQ_METHOD) return;
     if (!c || l->state != RMQ_READY) {
         nonsense(l, "a frame for a channel that is not open");
     } else if (type == RMQ_METHOD) {

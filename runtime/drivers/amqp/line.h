@@ -50,7 +50,7 @@ struct rmq_chan {
     const rmq_chan_events *events;
     void *owner;
     uint16_t id;
-    bool open;
+    bool open, closing;
     /* a content that is arriving in pieces */
     enum { RMQ_IDLE, RMQ_WANT_HEADER, RMQ_WANT_BODY } stage;
     rmq_content content;
@@ -98,6 +98,7 @@ void rmq_line_leave(rmq_line *l, void (*left)(void *owner));
 
 void rmq_chan_add(rmq_line *l, rmq_chan *c, uint16_t id, const rmq_chan_events *events, void *owner);
 void rmq_chan_remove(rmq_chan *c); /* forgets it here: for lines that go */
+void rmq_chan_restart(rmq_chan *c); /* closes and opens it: what was not acked goes back; `closed` is not called */
 void rmq_chan_reset(rmq_chan *c);  /* frees what is gathered of a content */
 
 /* Writing: fill rmq_line_out (it is empty), then send. Ignored while the line is away. */

@@ -1,6 +1,7 @@
 #include "drivers/amqp/wire.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 

@@ -127,6 +127,8 @@ end
 
 function Server:drop_vhost(name) self:eval(("catch rabbit_vhost:delete(%s, <<\"spec\">>)"):format(binary(name))) end
 
+function Server:version() return (self:eval "rabbit_misc:version()"):match '"(.-)"' end
+
 function Server:close_connections()
   return tonumber(self:eval [[length([rabbit_networking:close_connection(P, "closed by a spec")
     || P <- rabbit_networking:connections()])]])
