@@ -244,6 +244,7 @@ case("attempts-crash", "the attempt count survives a crash, and a crash while ha
     end]] }
   h:publish { { "x", id = "m1", key = "a" }, { "x", id = "m2", key = "a" } }
   h:wait_for("try", 3)
+  h:noted()
   h:kill()
   h:start()
   h:wait_for("done", 2)
@@ -286,7 +287,7 @@ case("dead-whole", "a dead letter is whole: bytes, key, id, type and headers, an
   assert.equal("transient", d["mw-dead-class"])
   assert.equal("2", d["mw-dead-attempts"])
   assert.equal("in", d["mw-dead-channel"])
-  assert.equal(h.url, d["mw-dead-broker"])
+  assert.equal((h.url:gsub("(//[^:/@]*):[^@]*@", "%1@")), d["mw-dead-broker"]) -- without the password
   assert.equal("p", d["mw-dead-pipeline"])
   assert.equal("the group", d["mw-dead-group"])
   assert.equal("first boom", d["mw-dead-first-error"])
@@ -591,6 +592,7 @@ case("dedupe-crash", "a crash between handling and ack is no duplicate: it is ha
     end]] }
   h:publish { { "x", id = "m1" } }
   h:wait_for("done", 1)
+  h:noted()
   h:kill()
   h:start()
   h:wait_for("done", 2, 15)
@@ -662,6 +664,13 @@ case("drain-storm", "a stop while hundreds of retries fall due loses none and co
   end
 end)
 
+-- Without transactions a publish can be out before its worker learns that it lost the message.
+local function assert_only_late(h)
+  local out = by_id(h:messages "out")
+  assert.equal(1, #(out["out-2"] or {}))
+  if h:can(CAN.atomic) or not h.driver.outside then assert.is_nil(out["out-1"]) end
+end
+
 case("fence", "a verdict that comes after the message was taken away is discarded and counted", function(h)
   local worker = h:start { settings = "lease = 1, timeout = 60, concurrency = 4,", handler = [[
     function M.handle(msg)
@@ -672,12 +681,13 @@ case("fence", "a verdict that comes after the message was taken away is discarde
     end]] }
   h:publish { { "x", id = "m1", key = "a" } }
   h:wait_for("begin", 1)
+  h:noted()
   h:cut(worker, function() return h.trace:count "begin" == 2 or h.trace:count "done" >= 1 end, 20)
   h:wait_for("done", 2)
   h:wait_settled()
   h:wait(function() return worker:fenced() >= 1 end, 5, "the discarded verdict to be counted")
   assert.same({ 1, 2 }, attempts_of(h.trace:of "begin", "m1"))
-  assert.same({ "out-2" }, ids(h:messages "out"))
+  assert_only_late(h)
 end)
 
 case("fence-dedupe", "a late verdict does not make the message look handled: it is, by the next worker", function(h)
@@ -690,11 +700,12 @@ case("fence-dedupe", "a late verdict does not make the message look handled: it 
     end]] }
   h:publish { { "x", id = "m1", key = "a" } }
   h:wait_for("begin", 1)
+  h:noted()
   local since = clock.now()
   h:cut(worker, function() return clock.now() - since > 2.5 * h.late or h.trace:count "begin" == 2 end, 20)
   h:wait_settled("in", 20)
   assert.same({ 1, 2 }, attempts_of(h.trace:of "begin", "m1"))
-  assert.same({ "out-2" }, ids(h:messages "out"))
+  assert_only_late(h)
 end)
 
 --- Priorities and delays ---------------------------------------------------------------------------------------------
@@ -868,7 +879,7 @@ end)
 case("start-newest", "start = newest: a new group begins with what comes next", { "start" }, function(h)
   h:publish(numbered(10))
   h:start { settings = "start = 'newest',", handler = DONE }
-  h:stay(0.3)
+  h:ready()
   h:publish { { "x", id = "next" } }
   h:wait_for("done", 1)
   h:stay(0.1)

@@ -4,7 +4,8 @@
 --   outside   true: the broker outlives its workers, so they are real processes, and a crash is SIGKILL
 --   version() the line that the matrix shows
 --   refuse(h, n)  makes the broker refuse the next n publishes and settlements; leave it out where nothing can
---   is_empty(h, channel)  everything in the channel is settled; where looking at it does not tell that
+--   is_empty(h, channel), messages(h, channel)  where looking into a channel does not tell what is not settled
+--   notes     seconds until the broker knows what a handler has begun
 --   lacks     what its brokers do not have, and what becomes of the setting, by the names of `needs`
 --   only      the names of cases, for a second way to the same broker
 --   close(h)  after a case
@@ -46,6 +47,15 @@ local function rabbit(name, url, more)
     version = function() return "RabbitMQ " .. rabbitmq.get():version() end,
     is_empty = function(h, channel) return rabbitmq.get():unsettled(h.vhost, channel) == 0 end,
     close = function(h) rabbitmq.get():drop_vhost(h.vhost) end,
+    -- Messages that wait for their time stand in queues beside it.
+    messages = function(h, channel)
+      local list = h.broker:messages(channel)
+      for _, tier in ipairs(rabbitmq.get():tiers(h.vhost, channel)) do
+        for _, m in ipairs(h.broker:messages(tier)) do list[#list + 1] = m end
+      end
+      return list
+    end,
+    notes = 0.1,
     lacks = RABBIT_LACKS,
   }
   for field, value in pairs(more or {}) do entry[field] = value end
@@ -73,7 +83,7 @@ return {
   },
   rabbit("rabbitmq", function(server, vhost) return rabbitmq.url(server, vhost, "?heartbeat=1") end),
   rabbit("rabbitmq-quorum", function(server, vhost)
-    return rabbitmq.url(server, vhost, "?heartbeat=1&queue_type=quorum")
+    return rabbitmq.url(server, vhost, "?heartbeat=1&queue_type=quorum&single_active=true")
   end, { few = 0.2 }),
   rabbit("rabbitmq-tls", function(server, vhost)
     return rabbitmq.tls_url(server, vhost, "&heartbeat=1&max_priority=9")

@@ -133,11 +133,12 @@ static int choice(const mw_url *u, const char *name, const char *const *of, int 
 
 static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
     static const char *const options[] = {"heartbeat", "frame_max", "max_message", "name", "queue_type", "max_priority",
-                                          "declare",   "auth",      MW_TLS_OPTION_NAMES, NULL};
+                                          "declare",   "auth",      "single_active", MW_TLS_OPTION_NAMES, NULL};
     static const char *const types[] = {"classic", "quorum", NULL}, *const modes[] = {"auto", "passive", NULL},
-                             *const auths[] = {"plain", "external", NULL};
+                             *const auths[] = {"plain", "external", NULL},
+                             *const truths[] = {"false", "true", NULL};
     rmq_settings *s = &c->settings;
-    int type = 0, mode = RMQ_DECLARE_AUTO, auth = 0;
+    int type = 0, mode = RMQ_DECLARE_AUTO, auth = 0, single = 0;
     int64_t max_message = 512 << 20;
     if (mw_url_only(u, options, e)) return -1;
     if (!*u->hosts) return mw_fail(e, MW_EUSAGE, false, "name the broker: amqp://user:password@host:port/vhost");
@@ -149,13 +150,14 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
         mw_url_number(u, "max_message", 1024, (int64_t)1 << 30, &max_message, e) ||
         mw_url_number(u, "max_priority", 1, 255, &c->defaults.max_priority, e) ||
         choice(u, "queue_type", types, &type, e) || choice(u, "declare", modes, &mode, e) ||
-        choice(u, "auth", auths, &auth, e))
+        choice(u, "auth", auths, &auth, e) || choice(u, "single_active", truths, &single, e))
         return -1;
     if (auth && !(s->stream.tls.on && s->stream.tls.cert))
         return mw_fail(e, MW_EUSAGE, false, "auth=external is a login by certificate: use amqps:// with cert=FILE");
     if (strlen(u->path) > 255) return mw_fail(e, MW_EUSAGE, false, "the vhost's name is over 255 bytes");
     c->defaults.type = mw_url_option(u, "queue_type") ? copy(types[type]) : NULL;
     c->defaults.delivery_limit = -1;
+    c->defaults.single_active = single;
     c->declare = (rmq_declare_mode)mode;
     s->external = auth;
     s->max_message = max_message;

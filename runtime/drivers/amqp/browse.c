@@ -10,7 +10,7 @@
 
 #include "drivers/amqp/amqp.h"
 
-enum { AT_ONCE = 200, IDLE_MS = 3000, HASH_BITS = 32 };
+enum { AT_ONCE = 200, IDLE_MS = 3000, SILENT_MS = 400, BACK_MS = 20, BACK_TRIES = 25, HASH_BITS = 32 };
 
 typedef struct seen { /* a message that this look holds */
     uint64_t tag, position;
@@ -28,6 +28,8 @@ struct rmq_look { /* a browse or a removal */
     mw_buf entries; /* of mw_entry; references to the messages */
     bool *found;       /* which positions of a removal */
     size_t removed;
+    uint64_t back;     /* so many are on their way back into the queue */
+    int back_tries;
     size_t publishing; /* replacements not confirmed yet */
     mw_error error;
     mw_deferred late;
@@ -39,8 +41,10 @@ struct rmq_session { /* the open look at one queue: what it holds */
     char *queue;
     mw_buf held;     /* of seen, by place */
     uint64_t place;  /* of the last one */
+    uint64_t count;  /* how many there were when it began */
     unsigned asked;  /* gets without an answer */
-    bool opened, ended;
+    bool opened, counted, ended;
+    bool consume; /* quorum queues with a single active consumer know no get; one page per session then */
 };
 
 static uint64_t hash_of(const mw_parts *p, bool has_id) {
@@ -112,19 +116,50 @@ static void give_answer(rmq_look *l) {
     mw_defer(l->conn->loop, &l->late, answer);
 }
 
+/* Quorum queues take messages back a little after the channel is closed. Whoever looks twice wants to see them. */
+static bool comes_back_late(rmq_conn *c) {
+    const char *type = rmq_options_of(c, c->session->queue)->type;
+    return c->session->place && (c->session->consume || (type && strcmp(type, "quorum") == 0));
+}
+
 static void look_over(rmq_look *l, const mw_error *e) {
     rmq_conn *c = l->conn;
     if (l->over) return;
     if (e) l->error = *e;
     if (l->publishing) return; /* the replacements are on their way */
-    if (!c->session || c->session->ended || e)
-        session_end(c);
-    else
+    if (c->session && !c->session->ended && !e) {
         mw_timer_start_real(c->loop, &c->look_idle, IDLE_MS, session_idle);
+    } else {
+        if (c->session && !e && comes_back_late(c)) {
+            l->back = c->session->place - l->removed;
+            l->back_tries = BACK_TRIES;
+        }
+        session_end(c);
+        if (l->back) return; /* answered when they are back */
+    }
     give_answer(l);
 }
 
+static void ask_back(rmq_conn *c) {
+    rmq_put_queue_declare(rmq_line_out(c->out), RMQ_CHAN_BROWSE, c->looking->queue, NULL, true);
+    rmq_line_send(c->out);
+}
+
+static void ask_back_again(mw_timer *t) { ask_back(mw_container_of(t, rmq_conn, look_idle)); }
+
+static void are_back(rmq_conn *c, uint64_t count) {
+    rmq_look *l = c->looking;
+    if (count >= l->back || --l->back_tries == 0) { /* or somebody consumes them */
+        l->back = 0;
+        give_answer(l);
+    } else {
+        mw_timer_start_real(c->loop, &c->look_idle, BACK_MS, ask_back_again);
+    }
+}
+
 /* ---- reading ---- */
+
+static void continue_look(rmq_look *l);
 
 static size_t wanted(const rmq_look *l) {
     const struct rmq_session *s = l->conn->session;
@@ -135,14 +170,51 @@ static size_t wanted(const rmq_look *l) {
     return left + (skip > s->place ? (size_t)(skip - s->place) : 0);
 }
 
+/* Somebody else may be the active consumer: then nothing comes. */
+static void silent(mw_timer *t) {
+    rmq_conn *c = mw_container_of(t, rmq_conn, look_idle);
+    if (!c->session || !c->looking || c->looking->over) return;
+    c->session->ended = true;
+    c->session->asked = 0;
+    continue_look(c->looking);
+}
+
+static void put_consume(rmq_conn *c, mw_buf *b, size_t n) {
+    struct rmq_session *s = c->session;
+    s->asked = (unsigned)(n > UINT16_MAX ? UINT16_MAX : n);
+    size_t f = rmq_method(b, RMQ_CHAN_BROWSE, RMQ_QOS);
+    rmq_put_u32(b, 0);
+    rmq_put_u16(b, (uint16_t)s->asked);
+    rmq_put_u8(b, 0);
+    rmq_frame_end(b, f);
+    f = rmq_method(b, RMQ_CHAN_BROWSE, RMQ_CONSUME);
+    rmq_put_u16(b, 0);
+    rmq_put_string(b, s->queue);
+    rmq_put_string(b, "");
+    rmq_put_u8(b, 0);
+    rmq_close(b, rmq_open(b));
+    rmq_frame_end(b, f);
+    rmq_line_send(c->out);
+    mw_timer_start_real(c->loop, &c->look_idle, SILENT_MS, silent);
+}
+
 static void get_more(rmq_look *l) {
     rmq_conn *c = l->conn;
     struct rmq_session *s = c->session;
-    if (!s->opened || s->ended || l->over) return;
-    size_t n = wanted(l);
-    if (n > AT_ONCE) n = AT_ONCE;
-    if (s->asked) return; /* one round at a time */
+    if (!s->opened || s->ended || l->over || s->asked) return; /* one round at a time */
     mw_buf *b = rmq_line_out(c->out);
+    if (!s->counted) { /* what comes later is for a later look; and gets in vain are dear on quorum queues */
+        rmq_put_queue_declare(b, RMQ_CHAN_BROWSE, s->queue, NULL, true);
+        rmq_line_send(c->out);
+        return;
+    }
+    size_t n = wanted(l);
+    if (n > s->count - s->place) n = (size_t)(s->count - s->place);
+    if (s->consume) {
+        put_consume(c, b, n);
+        return;
+    }
+    if (n > AT_ONCE) n = AT_ONCE;
     for (; s->asked < n; s->asked++) {
         size_t f = rmq_method(b, RMQ_CHAN_BROWSE, RMQ_GET);
         rmq_put_u16(b, 0);
@@ -246,8 +318,9 @@ static void got(rmq_chan *chan, rmq_content *k) {
     rmq_envelope e;
     rmq_route route = {.exchange = k->exchange, .key = k->key};
     uint64_t size;
-    if (!s || k->method != RMQ_GET_OK) return;
+    if (!s || k->method == RMQ_RETURN) return;
     if (s->asked) s->asked--;
+    if (s->consume) mw_timer_start_real(c->loop, &c->look_idle, SILENT_MS, silent);
     seen now = {.tag = k->tag};
     s->place++;
     if (rmq_envelope_read(k->header, &route, &c->scratch, &e, &size)) {
@@ -263,21 +336,35 @@ static void got(rmq_chan *chan, rmq_content *k) {
     }
     if (l && l->removing && now.position) match(l, &now);
     mw_buf_add(&s->held, &now, sizeof now);
+    if (s->place >= s->count || (s->consume && !s->asked)) s->ended = true;
     if (l && !s->asked) continue_look(l);
 }
 
 static void look_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     rmq_conn *c = chan->owner;
     struct rmq_session *s = c->session;
-    (void)r;
-    if (!s || method != RMQ_GET_EMPTY) return;
-    s->ended = true;
-    if (s->asked) s->asked--;
+    if (!s && method == RMQ_QUEUE_DECLARE_OK && c->looking && c->looking->back) {
+        rmq_short(r);
+        are_back(c, rmq_u32(r));
+        return;
+    }
+    if (s && method == RMQ_QUEUE_DECLARE_OK && !s->counted) {
+        rmq_short(r);
+        s->count = rmq_u32(r);
+        s->counted = true;
+        s->ended = s->count == 0;
+    } else if (s && method == RMQ_GET_EMPTY) {
+        s->ended = true;
+        if (s->asked) s->asked--;
+    } else {
+        return;
+    }
     if (c->looking && !s->asked) continue_look(c->looking);
 }
 
 static void look_opened(rmq_chan *chan) {
     rmq_conn *c = chan->owner;
+    if (c->looking && c->looking->back) ask_back(c);
     if (!c->session) return;
     c->session->opened = true;
     if (c->looking) get_more(c->looking);
@@ -286,7 +373,19 @@ static void look_opened(rmq_chan *chan) {
 /* 404: a queue that is not there is an empty one. */
 static void look_closed(rmq_chan *chan, int code, const mw_error *why) {
     rmq_conn *c = chan->owner;
+    struct rmq_session *s = c->session;
+    if (code == 405 && s && !s->consume && !s->place) {
+        s->consume = true;
+        s->asked = 0;
+        s->opened = false;
+        return; /* goes on when the channel is open again */
+    }
     session_free(c);
+    if (c->looking && c->looking->back) {
+        c->looking->back = 0;
+        give_answer(c->looking);
+        return;
+    }
     if (code && c->looking && !c->looking->over) look_over(c->looking, code == 404 ? NULL : why);
 }
 

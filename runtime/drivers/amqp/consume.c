@@ -322,6 +322,14 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
         mw_fail(e, MW_EUSAGE, false, "a RabbitMQ queue has no place to begin at: leave out start = \"newest\"");
         return NULL;
     }
+    const rmq_queue_options *o = rmq_options_of(c, spec->channel);
+    if (spec->order != MW_ORDER_NONE && o->type && strcmp(o->type, "quorum") == 0 && !o->single_active) {
+        mw_fail(e, MW_EUSAGE, false,
+                "order = \"%s\" on quorum queue \"%s\" needs single_active = true: RabbitMQ lets every consumer of it read, "
+                "exclusive or not; or set order = \"none\"",
+                spec->order == MW_ORDER_KEY ? "key" : "source", spec->channel);
+        return NULL;
+    }
     rmq_sub *s = calloc(1, sizeof *s);
     if (!s || !(s->queue = strdup(spec->channel))) abort();
     s->conn = c;

@@ -124,6 +124,7 @@ static void write_done(rmq_pub *p, const mw_error *e);
 static void write_state(rmq_journal *j) {
     rmq_conn *c = j->sub->conn;
     if (j->writing || j->version == j->written) return;
+    if (!rmq_journal_loaded(j)) return; /* what stands there would be lost; it is written when that is read */
     mw_timer_stop(&j->tidy);
     writing *w = calloc(1, sizeof *w);
     if (!w) abort();
@@ -336,6 +337,7 @@ static bool read_over(reading *r) {
     if (!j) return true;
     j->reading = NULL;
     j->state = READ;
+    if (j->version != j->written) write_later(j);
     rmq_sub_pump(j->sub);
     return true;
 }
@@ -357,8 +359,8 @@ static void read_state(rmq_journal *j, const char *body, size_t len) {
         note read = {.failures = rmq_u32(&r), .flags = rmq_u8(&r), .due_ms = (int64_t)rmq_u64(&r)};
         rmq_str error = rmq_long(&r);
         if (r.bad || !identity) break;
+        if (mw_map_get(&j->notes, identity)) continue; /* what we know is newer */
         note *n = note_of(j, identity);
-        mw_text_unref(n->error);
         *n = read;
         if (error.len) n->error = mw_text_new(error.data, error.len < ERROR_MAX ? error.len : ERROR_MAX);
     }

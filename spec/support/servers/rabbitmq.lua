@@ -105,17 +105,32 @@ end
 
 local function binary(text) return "<<" .. table.concat({ text:byte(1, -1) }, ",") .. ">>" end
 
+local MINE = [[
+  Wanted = %s,
+  Tier = fun(Name) -> binary:match(Name, <<"mw.delay.">>) == {0, 9} andalso
+    binary:longest_common_suffix([Name, <<".", Wanted/binary>>]) == byte_size(Wanted) + 1 end,
+  Queues = [{element(4, amqqueue:get_name(Q)), Q} || Q <- rabbit_amqqueue:list(%s)],
+]]
+
 -- Messages of a channel that are not settled, at this moment: ready and handed out, in its queue and in the queues where
 -- its delayed messages wait.
 function Server:unsettled(vhost, channel)
-  return tonumber(self:eval(([[
-    Wanted = %s,
-    Mine = fun(Name) -> Name == Wanted orelse
-      (binary:match(Name, <<"mw.delay.">>) == {0, 9} andalso
-       binary:longest_common_suffix([Name, <<".", Wanted/binary>>]) == byte_size(Wanted) + 1) end,
-    lists:sum([begin [{_, R}, {_, U}] = rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged]), R + U end
-      || Q <- rabbit_amqqueue:list(%s), Mine(element(4, amqqueue:get_name(Q)))])]])
-    :format(binary(channel), binary(vhost))))
+  return tonumber(self:eval((MINE .. [[
+    Count = fun(Q) -> case amqqueue:get_type(Q) of
+      rabbit_quorum_queue -> %% its figures of `info` are seconds old
+        {ok, {_, #{num_messages := N}}, _} = ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:overview/1), N;
+      _ -> [{_, R}, {_, U}] = rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged]), R + U
+    end end,
+    lists:sum([Count(Q) || {Name, Q} <- Queues, Name == Wanted orelse Tier(Name)])]]):format(binary(channel), binary(vhost))))
+end
+
+-- The names of the queues where its delayed messages wait.
+function Server:tiers(vhost, channel)
+  local names = {}
+  local answer = self:eval((MINE .. "[binary_to_list(Name) || {Name, _} <- Queues, Tier(Name)]"):format(binary(channel),
+    binary(vhost)))
+  for name in answer:gmatch '"(.-)"' do names[#names + 1] = name end
+  return names
 end
 
 -- A vhost of its own for one case: nothing of another one can disturb it.
