@@ -149,6 +149,12 @@ void mw_link_topology(mw_link *l, const char *request, size_t len, mw_planner *w
     l->driver->topology(l->conn, request, len, who);
 }
 
+void mw_link_request(mw_link *l, const mw_publication *p, int64_t timeout_ms, mw_asker *who) {
+    mw_publication copy = *p;
+    copy.cookie = who;
+    l->driver->request(l->conn, &copy, timeout_ms);
+}
+
 /* ---- the driver's answers ---- */
 
 void mw_link_published(mw_link *l, void *cookie, const mw_error *e) {
@@ -180,6 +186,12 @@ void mw_link_topology_answer(mw_link *l, void *cookie, const char *answer, size_
     (void)l;
     mw_planner *p = cookie;
     p->answered(p, answer, len, e);
+}
+
+void mw_link_replied(mw_link *l, void *cookie, mw_message *m, const mw_error *e) {
+    (void)l;
+    mw_asker *a = cookie;
+    a->replied(a, m, e);
 }
 
 void mw_link_state(mw_link *l, bool up, const mw_error *why) {

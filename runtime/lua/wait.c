@@ -20,6 +20,7 @@ struct mw_wait { /* one answer that is owed */
         mw_claimant claimant;
         mw_browser browser;
         mw_planner planner;
+        mw_asker asker;
     };
     mw_message *msg;
     char *channel;
@@ -265,6 +266,24 @@ bool mw_vm_topology(mw_vm *vm, mw_link *l, const char *request, size_t len, doub
     mw_wait *w = new_wait(vm, waiter);
     w->planner.answered = planned;
     mw_link_topology(l, request, len, &w->planner);
+    return true;
+}
+
+/* ---- requests ---- */
+
+static void replied(mw_asker *a, mw_message *m, const mw_error *e) {
+    finish(mw_container_of(a, mw_wait, asker), (mw_completion){.object = m}, e);
+}
+
+bool mw_vm_request(mw_vm *vm, mw_link *l, const char *channel, mw_message *m, double timeout_ms, double waiter) {
+    if (!mw_link_driver(l)->request) return false;
+    mw_wait *w = new_wait(vm, waiter);
+    w->asker.replied = replied;
+    w->msg = mw_message_ref(m);
+    w->channel = strdup(channel);
+    if (!w->channel) abort();
+    mw_publication p = {.channel = w->channel, .msg = w->msg};
+    mw_link_request(l, &p, (int64_t)timeout_ms, &w->asker);
     return true;
 }
 

@@ -193,6 +193,7 @@ static void amqp_close(mw_conn *conn) {
     rmq_conn *c = (rmq_conn *)conn;
     while (c->subs) rmq_sub_free(c->subs);
     rmq_looks_free(c);
+    rmq_requests_free(c);
     rmq_out_close(c);
     rmq_targets_free(c);
     uint32_t at = 0;
@@ -232,4 +233,6 @@ const mw_driver mw_driver_amqp = {
     .browse = rmq_browse,
     .remove = rmq_remove,
     .peers = amqp_peers,
+    .topology = rmq_topology,
+    .request = rmq_request_send,
 };

@@ -11,6 +11,8 @@
  *   settle.c     acks, retries, releases
  *   journal.c    what a crash must not forget of ordered messages: attempts, held retries
  *   browse.c     looking into a queue, taking single messages out
+ *   request.c    requests and their replies
+ *   topology.c   exchanges, queues and bindings that a project declares
  *   line.c, envelope.c, wire.c   the protocol */
 #pragma once
 #include "base/hash.h"
@@ -101,6 +103,8 @@ struct rmq_conn {
     mw_timer patience; /* how long publications wait for a broker that is away */
     rmq_job *job, *jobs, **jobs_end;
     bool job_sent;
+    struct rmq_request *requests; /* request.c: they wait for a reply */
+    bool wants_replies;
 
     rmq_sub *subs;
     struct rmq_look *looking, *looks, **looks_end; /* browse.c */
@@ -225,3 +229,13 @@ void rmq_remove(mw_conn *conn, const mw_removal *r);
 void rmq_looks_lost(rmq_conn *c, const mw_error *why);
 void rmq_looks_go(rmq_conn *c);
 void rmq_looks_free(rmq_conn *c);
+
+/* request.c */
+void rmq_request_send(mw_conn *conn, const mw_publication *p, int64_t timeout_ms);
+void rmq_replies_consume(rmq_conn *c);
+void rmq_replied(rmq_conn *c, rmq_content *k);
+void rmq_requests_lost(rmq_conn *c);
+void rmq_requests_free(rmq_conn *c);
+
+/* topology.c */
+void rmq_topology(mw_conn *conn, const char *request, size_t len, void *cookie);

@@ -426,7 +426,7 @@ static bool count_failed(rmq_job *job, rmq_conn *c, int code, const mw_error *wh
         free(mw_container_of(job, counting, job));
         return true;
     }
-    return code == 0 ? false : count_over(job, 0, code == 404 ? NULL : why);
+    return count_over(job, 0, code == 404 ? NULL : why);
 }
 
 static void count(rmq_look *l) {

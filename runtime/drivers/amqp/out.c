@@ -197,6 +197,8 @@ static void mind(rmq_conn *c) {
 
 /* ---- events of the line ---- */
 
+static void jobs_lost(rmq_conn *c, const mw_error *why);
+
 static void out_up(void *owner) {
     rmq_conn *c = owner;
     mw_timer_stop(&c->patience);
@@ -212,6 +214,7 @@ static void out_down(void *owner, const mw_error *why) {
     c->told_up = false;
     if (c->out->refused) fail_waiting(c, why);
     if (c->ready.first) mind(c);
+    jobs_lost(c, why);
     rmq_looks_lost(c, why);
 }
 
@@ -237,6 +240,7 @@ static void publish_opened(rmq_chan *chan) {
     rmq_put_u8(b, 0);
     rmq_frame_end(b, f);
     rmq_line_send(chan->line);
+    rmq_replies_consume(chan->owner);
 }
 
 /* Whether the broker has them nobody knows: whoever asked decides whether to send again. */
@@ -253,6 +257,7 @@ static void publish_closed(rmq_chan *chan, int code, const mw_error *why) {
     }
     c->first_seq = c->next_seq = 1;
     for (rmq_pub *p; (p = rmq_fifo_pop(&lost));) rmq_finish(p, &e);
+    rmq_requests_lost(c);
     (void)code;
 }
 
@@ -268,7 +273,10 @@ static void publish_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
 }
 
 static void publish_content(rmq_chan *chan, rmq_content *k) {
-    if (k->method == RMQ_RETURN) returned(chan->owner, k);
+    if (k->method == RMQ_RETURN)
+        returned(chan->owner, k);
+    else
+        rmq_replied(chan->owner, k);
 }
 
 static const rmq_chan_events publish_events = {.opened = publish_opened,
@@ -298,6 +306,21 @@ void rmq_job_add(rmq_conn *c, rmq_job *j) {
     *c->jobs_end = j;
     c->jobs_end = &j->next;
     start_job(c);
+}
+
+/* The line was lost or cannot be had: each decides whether to wait for it. */
+static void jobs_lost(rmq_conn *c, const mw_error *why) {
+    rmq_job *list = c->jobs, *first = c->job_sent ? NULL : c->job;
+    c->jobs = NULL;
+    c->jobs_end = &c->jobs;
+    if (first) {
+        c->job = NULL;
+        if (!first->failed(first, c, 0, why)) c->job = first;
+    }
+    for (rmq_job *j = list, *next; j; j = next) {
+        next = j->next;
+        if (!j->failed(j, c, 0, why)) rmq_job_add(c, j);
+    }
 }
 
 static void admin_opened(rmq_chan *chan) { start_job(chan->owner); }

@@ -58,7 +58,8 @@ rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
         split(t);
         t->name = whole;
     } else if (strncmp(channel, "amq.", 4) == 0) {
-        t->state = RMQ_THERE; /* the broker's own: replies */
+        t->state = RMQ_THERE; /* the broker's own: replies; whoever asked may have gone */
+        t->mandatory = false;
     }
     return t;
 }

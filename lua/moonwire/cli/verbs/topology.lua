@@ -49,7 +49,7 @@ local function text_of(item)
   return out.plain(table.concat(parts, "; "))
 end
 
-local GOOD = { same = true, created = true, changed = true, present = true }
+local GOOD = { same = true, created = true, changed = true, present = true, unchecked = true }
 
 local function run(op, values)
   local project = read(values)

@@ -12,7 +12,7 @@ local RETAIN = { age = { kind = "seconds", min = 0.001 }, count = { kind = "inte
 
 --- Rules by driver. A table has rules of its own in `fields`.
 ---@type table<string, table<string, table>>
-local DRIVERS = {}
+local DRIVERS = { rabbitmq = require "moonwire.internal.config.rabbitmq".channel }
 
 --- By the URL that was given: in specs the project's brokers are replaced, its options are checked all the same.
 local function driver_of(connection)

@@ -4,6 +4,7 @@
 local C = require "moonwire.internal.cdef"
 local channels = require "moonwire.internal.config.channels"
 local env = require "moonwire.internal.config.env"
+local exchange = require "moonwire.internal.config.exchange"
 local fields = require "moonwire.internal.config.fields"
 local ffi = require "ffi"
 local handler = require "moonwire.internal.config.handler"
@@ -99,6 +100,12 @@ function Connection:channel(name, options)
   end
   return channel
 end
+
+--- An exchange of RabbitMQ, to publish to: `mw.publish(orders, body, { routing_key = "order.new" })`.
+---@param name string
+---@param options table|nil mandatory = false: a message that no queue takes is no error
+---@return moonwire.Exchange
+function Connection:exchange(name, options) return exchange.new(self, name, options) end
 
 --- What must exist at the broker: `moonwire topology plan | apply` compares and makes it.
 ---@param given table see config/topology.lua

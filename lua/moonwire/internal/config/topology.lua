@@ -1,6 +1,7 @@
 --- `connection:topology { topics = { … } }`: what must exist at a broker before messages flow. Checked here, by rules per
 --- driver; compared and made by `moonwire topology plan | apply`. A driver's entry in DRIVERS names its groups of things:
 ---   topics = { kind = "topic", rules = (see fields.lua), settings = function(values) -> what the driver gets }
+--- A group whose things have no names is a list, and `name(values)` makes one.
 local C = require "moonwire.internal.cdef"
 local fields = require "moonwire.internal.config.fields"
 local ffi = require "ffi"
@@ -33,6 +34,7 @@ end
 ---@type table<string, table<string, { kind: string, rules: table, settings: fun(values: table): table }>>
 local DRIVERS = {
   kafka = { topics = { kind = "topic", rules = KAFKA_TOPIC, settings = kafka_topic } },
+  rabbitmq = require "moonwire.internal.config.rabbitmq".topology,
 }
 
 local function driver_of(connection)
@@ -45,6 +47,13 @@ local function sorted(map)
   for name in pairs(map) do names[#names + 1] = tostring(name) end
   table.sort(names)
   return names
+end
+
+local function is_list(value)
+  for k in pairs(value) do
+    if type(k) ~= "number" then return false end
+  end
+  return true
 end
 
 local function complain(project, where, field, text)
@@ -64,22 +73,36 @@ function M.declare(project, connection, given, where)
     local text = "%s has nothing to declare: its channels are made by their first use; leave topology out"
     return complain(project, where, "topology", text:format(driver))
   end
-  for _, group in ipairs(sorted(given)) do
+  local present = sorted(given)
+  -- What others stand on comes first.
+  table.sort(present, function(a, b)
+    local x, y = groups[a] and groups[a].rank or 0, groups[b] and groups[b].rank or 0
+    return x < y or x == y and a < b
+  end)
+  for _, group in ipairs(present) do
     local rule = groups[group]
     if not rule then
       local near = nearest(group, sorted(groups))
       complain(project, where, group, ("unknown field %q; %s"):format(group, near and ("did you mean %q?"):format(near)
         or "known are " .. table.concat(sorted(groups), ", ")))
-    elseif type(given[group]) ~= "table" then
-      complain(project, where, group, group .. " must be a table of names and settings")
+    elseif type(given[group]) ~= "table" or rule.name and not is_list(given[group]) then
+      complain(project, where, group, group .. (rule.name and " must be a list of tables"
+        or " must be a table of names and settings"))
     else
-      for _, name in ipairs(sorted(given[group])) do
-        local settings = given[group][name]
+      local list = given[group]
+      local names = sorted(list)
+      if rule.name then table.sort(names, function(a, b) return tonumber(a) < tonumber(b) end) end
+      for _, name in ipairs(names) do
+        local settings = rule.name and list[tonumber(name)] or list[name]
         if type(settings) ~= "table" then
           complain(project, where, name, ("%s.%s must be a table of settings"):format(group, name))
         else
+          local before = #project.problems
           local values = fields.check(settings, rule.rules, where, project.problems, group .. "." .. name)
-          items[#items + 1] = { kind = rule.kind, name = name, settings = rule.settings(values) }
+          if #project.problems == before then
+            items[#items + 1] = { kind = rule.kind, name = rule.name and rule.name(values) or name,
+                                  settings = rule.settings(values) }
+          end
         end
       end
     end
