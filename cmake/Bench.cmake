@@ -14,3 +14,18 @@ foreach(name IN ITEMS raw_lmdb launch)
   set_target_properties(bench_${name} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${bench_dir})
   add_dependencies(bench_tools bench_${name})
 endforeach()
+
+# The one that needs the runtime.
+add_executable(bench_stream_echo EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/spec/bench/stream_echo.c)
+target_link_libraries(bench_stream_echo PRIVATE mw_core)
+set_target_properties(bench_stream_echo PROPERTIES OUTPUT_NAME stream_echo RUNTIME_OUTPUT_DIRECTORY ${bench_dir} ENABLE_EXPORTS ON)
+add_dependencies(bench_tools bench_stream_echo)
+
+# The floor under the Redis driver; without hiredis that group is skipped.
+pkg_check_modules(HIREDIS QUIET IMPORTED_TARGET hiredis)
+if(HIREDIS_FOUND)
+  add_executable(bench_raw_redis EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/spec/bench/raw_redis.c)
+  target_link_libraries(bench_raw_redis PRIVATE mw_flags PkgConfig::HIREDIS)
+  set_target_properties(bench_raw_redis PROPERTIES OUTPUT_NAME raw_redis RUNTIME_OUTPUT_DIRECTORY ${bench_dir})
+  add_dependencies(bench_tools bench_raw_redis)
+endif()

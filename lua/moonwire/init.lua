@@ -35,6 +35,14 @@ M.http = setmetatable({}, {
   end,
 })
 
+--- A connection to a Redis server, for handlers.
+---@param url string
+---@return moonwire.redis.Connection
+function M.redis(url)
+  local connection = require "moonwire.redis"(url)
+  return connection
+end
+
 --- Seconds since 1970, with milliseconds.
 ---@return number
 function M.now() return C.mw_vm_now(wait.vm) end

@@ -17,6 +17,7 @@ local nearest = require "moonwire.internal.nearest"
 local project = require "moonwire.internal.config.project"
 local publish = require "moonwire.internal.publish"
 local records = require "moonwire.testing.records"
+local redis = require "moonwire.testing.redis"
 local turn = require "moonwire.testing.turn"
 local wait = require "moonwire.internal.wait"
 
@@ -38,12 +39,10 @@ local function await(self, fn, what, level) return turn.await(fn, self.clock, wh
 --- Between two steps of the loop: the project's requests are answered, its log lines taken over.
 turn.after_step = function()
   for self in pairs(apps) do
-    if self.fake then
-      local problem = fakes.serve(self.fake)
-      if problem then
-        self.problem = problem
-        error(problem, 0)
-      end
+    local problem = self.fake and fakes.serve(self.fake) or self.redis_fake and redis.serve(self.redis_fake)
+    if problem then
+      self.problem = problem
+      error(problem, 0)
     end
   end
   records.take(apps)
@@ -138,6 +137,7 @@ local started = 0
 local function leave(self)
   apps[self] = nil
   if self.fake then C.mw_http_fake(false) end
+  if self.redis_fake then C.mw_redis_fake(false) end
   if next(apps) then return end
   records.finish()
   C.mw_vm_virtual(wait.vm, false)
@@ -415,6 +415,23 @@ end
 --- The requests that were answered, since http was called.
 ---@return { method: string, url: string, headers: table<string, string>, body: string, data: any }[]
 function App:requests() return self.fake and self.fake.requests or {} end
+
+--- Answers the project's Redis commands (mw.redis) from now on: nothing goes out. A function gets each command, a list
+--- of texts, and returns the answer; a table has answers, or such functions, by the command as one line ("GET user:7",
+--- "INCR", where * stands for anything and what follows may be left out). An answer is a string, a number, true (OK),
+--- nil (in a function), a list, { error = "WRONGTYPE …" }, { down = "why" } for a connection that fails,
+--- { value =, delay = s }, or { each = { … } }, used up one by one. A command without an answer fails the test. nil:
+--- commands go out again.
+---@param answers fun(command: string[]): any|table<string, any>|nil
+function App:redis(answers)
+  running(self)
+  self.redis_fake = answers ~= nil and redis.new(answers) or nil
+  C.mw_redis_fake(self.redis_fake ~= nil)
+end
+
+--- The Redis commands that were answered, since redis was called.
+---@return string[][]
+function App:commands() return self.redis_fake and self.redis_fake.commands or {} end
 
 -- ---- trouble ----
 

@@ -120,7 +120,7 @@ typedef struct mw_dedupe {
 
 typedef struct mw_browse {
     const char *channel;
-    uint64_t after; /* position; 0 = from the oldest */
+    mw_position after; /* zero: from the oldest */
     size_t max;
     bool newest; /* ignore `after`: only tell the position of the newest message, with no entries */
     void *cookie;
@@ -129,7 +129,7 @@ typedef struct mw_browse {
 typedef struct mw_removal { /* removes messages and publishes their replacements, in one transaction where the
                                broker has them */
     const char *channel;
-    const uint64_t *positions; /* those that are gone already are no error */
+    const mw_position *positions; /* those that are gone already are no error */
     size_t count;
     const mw_publication
         *publish; /* publish[i] replaces positions[i], and is sent only when that one was still there */
@@ -168,7 +168,7 @@ typedef struct mw_incoming {
 } mw_incoming;
 
 typedef struct mw_entry {
-    uint64_t position;
+    mw_position position;
     mw_message *msg; /* valid during the call; take a reference to keep it */
     int64_t due_ms;  /* 0, or the wall time it is delayed until */
 } mw_entry;
@@ -188,7 +188,7 @@ typedef struct mw_host {
 
     void (*published)(mw_link *l, void *cookie, const mw_error *e);
     void (*claimed)(mw_link *l, void *cookie, mw_claim claim, const mw_error *e);
-    void (*browsed)(mw_link *l, void *cookie, const mw_entry *entries, size_t count, uint64_t last,
+    void (*browsed)(mw_link *l, void *cookie, const mw_entry *entries, size_t count, mw_position last,
                     const mw_error *e); /* last: position to continue after */
     void (*removed)(mw_link *l, void *cookie, size_t count, const mw_error *e);
     void (*topology)(mw_link *l, void *cookie, const char *answer, size_t len, const mw_error *e);

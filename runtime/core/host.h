@@ -12,7 +12,7 @@ void mw_source_closed(mw_source *s);
 
 void mw_link_published(mw_link *l, void *cookie, const mw_error *e);
 void mw_link_claimed(mw_link *l, void *cookie, mw_claim claim, const mw_error *e);
-void mw_link_browsed(mw_link *l, void *cookie, const mw_entry *entries, size_t count, uint64_t last,
+void mw_link_browsed(mw_link *l, void *cookie, const mw_entry *entries, size_t count, mw_position last,
                      const mw_error *e);
 void mw_link_removed(mw_link *l, void *cookie, size_t count, const mw_error *e);
 void mw_link_topology_answer(mw_link *l, void *cookie, const char *answer, size_t len, const mw_error *e);

@@ -169,7 +169,7 @@ void mw_link_claimed(mw_link *l, void *cookie, mw_claim claim, const mw_error *e
     c->answer(c, claim, e);
 }
 
-void mw_link_browsed(mw_link *l, void *cookie, const mw_entry *entries, size_t count, uint64_t last,
+void mw_link_browsed(mw_link *l, void *cookie, const mw_entry *entries, size_t count, mw_position last,
                      const mw_error *e) {
     (void)l;
     mw_browser *b = cookie;

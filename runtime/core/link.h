@@ -16,7 +16,7 @@ struct mw_claimant {
 
 typedef struct mw_browser mw_browser;
 struct mw_browser {
-    void (*browsed)(mw_browser *b, const mw_entry *entries, size_t count, uint64_t last, const mw_error *e);
+    void (*browsed)(mw_browser *b, const mw_entry *entries, size_t count, mw_position last, const mw_error *e);
     void (*removed)(mw_browser *b, size_t count, const mw_error *e);
 };
 

@@ -12,6 +12,10 @@ typedef struct mw_setting { /* of a channel, for its driver alone; fields of tab
     const char *name, *value;
 } mw_setting;
 
+typedef struct mw_position { /* where a message stands in its channel; brokers that count with one number use low */
+    uint64_t high, low;
+} mw_position;
+
 enum { MW_POLICIES = 16, MW_CLASS_MAX = 32 };
 
 typedef enum { MW_POLICY_RETRY, MW_POLICY_DEAD, MW_POLICY_OUTAGE } mw_policy_kind;

@@ -88,6 +88,7 @@ double mw_vm_now(struct mw_vm *vm);                 /* seconds since 1970 */
 double mw_vm_mono(struct mw_vm *vm);                /* monotonic seconds */
 
 struct mw_http *mw_vm_http(struct mw_vm *vm); /* made on first use */
+struct mw_redis *mw_vm_redis(struct mw_vm *vm, const char *url, mw_failure *e); /* the same URL is the same one */
 void mw_vm_publish(struct mw_vm *vm, struct mw_link *l, const char *channel, struct mw_message *m,
                    int64_t delay_ms, double waiter);
 
@@ -109,15 +110,15 @@ uint32_t mw_pipeline_running(const struct mw_pipeline *p);
 bool mw_pipeline_idle(struct mw_pipeline *p);
 
 /* ---- looking into channels ---- */
-void mw_vm_browse(struct mw_vm *vm, struct mw_link *l, const char *channel, double after, uint32_t max,
-                  bool newest, double waiter);
+void mw_vm_browse(struct mw_vm *vm, struct mw_link *l, const char *channel, const mw_position *after,
+                  uint32_t max, bool newest, double waiter);
 uint32_t mw_browsing_count(const struct mw_browsing *b);
-double mw_browsing_last(const struct mw_browsing *b);
-struct mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, double *position,
+void mw_browsing_last(const struct mw_browsing *b, mw_position *out);
+struct mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, mw_position *position,
                                      double *due_ms);
 void mw_browsing_free(struct mw_browsing *b);
 /* Publishes `messages` to `channels` and removes `positions`, in one step where the broker can. */
-void mw_vm_remove(struct mw_vm *vm, struct mw_link *l, const char *channel, const double *positions,
+void mw_vm_remove(struct mw_vm *vm, struct mw_link *l, const char *channel, const mw_position *positions,
                   uint32_t count, const char **channels, struct mw_message **messages, uint32_t publish_count,
                   double waiter);
 bool mw_vm_release_key(struct mw_link *l, const char *channel, const char *group, uint64_t lane);
@@ -173,6 +174,22 @@ void mw_vm_capture(struct mw_vm *vm, bool on);
 const char *mw_log_captured(size_t *len);
 void mw_log_capture_clear(void);
 void mw_log_project(void);
+
+struct mw_redis_call;
+struct mw_redis_call *mw_redis_start_for(struct mw_vm *vm, struct mw_redis *r, const char *const *args,
+                                         const size_t *lens, const size_t *counts, size_t commands, double waiter);
+void mw_redis_call_free(struct mw_redis_call *c);
+const char *mw_redis_call_error(const struct mw_redis_call *c);
+size_t mw_redis_call_values(const struct mw_redis_call *c);
+char mw_redis_call_value(const struct mw_redis_call *c, size_t i, const char **text, size_t *len, double *number);
+void mw_redis_fake(bool on);
+bool mw_redis_fake_pending(void);
+struct mw_redis_call *mw_redis_fake_next(void);
+const char *mw_redis_fake_url(const struct mw_redis_call *c);
+size_t mw_redis_fake_commands(const struct mw_redis_call *c);
+const char *mw_redis_fake_argument(const struct mw_redis_call *c, size_t command, size_t i, size_t *len);
+void mw_redis_fake_answer(struct mw_redis_call *c, const char *replies, size_t len, double delay_ms);
+void mw_redis_fake_fail(struct mw_redis_call *c, const char *text);
 
 struct mw_http_request;
 void mw_http_fake(bool on);

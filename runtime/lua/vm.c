@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "drivers/redis/calls.h"
 #include "http/http.h"
 #include "lua/deadline.h"
 
@@ -30,6 +31,10 @@ static mw_link *link_at(const mw_vm *vm, size_t i) { return ((mw_link **)(void *
 void mw_vm_free(mw_vm *vm) {
     if (!vm) return;
     mw_deadline_disown(vm);
+    for (mw_redis *r = vm->redis, *next; r; r = next) { /* what they still owe is answered: it may want a tick */
+        next = mw_redis_next(r, NULL);
+        mw_redis_free(r);
+    }
     mw_deferred_cancel(vm->loop, &vm->ticking);
     for (size_t i = 0; i < mw_vm_plans(vm); i++) {
         mw_plan *plan = mw_vm_plan(vm, i);
@@ -102,6 +107,15 @@ void mw_vm_wake(mw_vm *vm) { mw_defer(vm->loop, &vm->ticking, tick); }
 mw_http *mw_vm_http(mw_vm *vm) {
     if (!vm->http) vm->http = mw_http_new(vm->loop);
     return vm->http;
+}
+
+mw_redis *mw_vm_redis(mw_vm *vm, const char *url, mw_failure *e) {
+    for (mw_redis *r = vm->redis; r; r = mw_redis_next(r, NULL))
+        if (strcmp(mw_redis_url(r), url) == 0) return r;
+    mw_redis *made = mw_redis_new(vm->loop, url, (mw_error *)e);
+    if (!made) return NULL;
+    if (vm->redis) mw_redis_next(made, vm->redis);
+    return vm->redis = made;
 }
 
 /* ---- links and pipelines ---- */

@@ -33,6 +33,7 @@ struct mw_vm {
     mw_wait *waits;       /* every wait that C still owes an answer */
     mw_map sleeping;      /* waiter -> mw_wait */
     struct mw_http *http; /* made on first use */
+    struct mw_redis *redis; /* a list of them */
     uint32_t generation;
     uint32_t running; /* deliveries that its handlers have */
     mw_alloc alloc;

@@ -24,7 +24,7 @@ struct mw_wait { /* one answer that is owed */
     };
     mw_message *msg;
     char *channel;
-    uint64_t *positions;
+    mw_position *positions;
     mw_publication *publications;
     size_t publish_count;
 };
@@ -161,16 +161,16 @@ void mw_vm_claim(mw_vm *vm, mw_delivery *d, const char *key, size_t len, double 
 /* ---- looking into channels ---- */
 
 struct mw_browsing { /* what was found; Lua frees it */
-    uint64_t last;
+    mw_position last;
     uint32_t count;
     mw_entry entries[];
 };
 
 uint32_t mw_browsing_count(const struct mw_browsing *b) { return b->count; }
-double mw_browsing_last(const struct mw_browsing *b) { return (double)b->last; }
+void mw_browsing_last(const struct mw_browsing *b, mw_position *out) { *out = b->last; }
 
-mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, double *position, double *due_ms) {
-    *position = (double)b->entries[i].position;
+mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, mw_position *position, double *due_ms) {
+    *position = b->entries[i].position;
     *due_ms = (double)b->entries[i].due_ms;
     return b->entries[i].msg;
 }
@@ -180,7 +180,7 @@ void mw_browsing_free(struct mw_browsing *b) {
     free(b);
 }
 
-static void browsed(mw_browser *who, const mw_entry *entries, size_t count, uint64_t last,
+static void browsed(mw_browser *who, const mw_entry *entries, size_t count, mw_position last,
                     const mw_error *e) {
     mw_wait *w = mw_container_of(who, mw_wait, browser);
     struct mw_browsing *b = NULL;
@@ -200,17 +200,16 @@ static void removed(mw_browser *who, size_t count, const mw_error *e) {
     finish(mw_container_of(who, mw_wait, browser), (mw_completion){.value = (double)count}, e);
 }
 
-void mw_vm_browse(mw_vm *vm, mw_link *l, const char *channel, double after, uint32_t max, bool newest,
-                  double waiter) {
+void mw_vm_browse(mw_vm *vm, mw_link *l, const char *channel, const mw_position *after, uint32_t max,
+                  bool newest, double waiter) {
     mw_wait *w = new_wait(vm, waiter);
     w->browser = (mw_browser){browsed, removed};
     w->channel = strdup(channel);
-    mw_link_browse(l,
-                   (mw_browse){.channel = w->channel, .after = (uint64_t)after, .max = max, .newest = newest},
+    mw_link_browse(l, (mw_browse){.channel = w->channel, .after = *after, .max = max, .newest = newest},
                    &w->browser);
 }
 
-void mw_vm_remove(mw_vm *vm, mw_link *l, const char *channel, const double *positions, uint32_t count,
+void mw_vm_remove(mw_vm *vm, mw_link *l, const char *channel, const mw_position *positions, uint32_t count,
                   const char **channels, mw_message **messages, uint32_t publish_count, double waiter) {
     mw_wait *w = new_wait(vm, waiter);
     w->browser = (mw_browser){browsed, removed};
@@ -218,7 +217,7 @@ void mw_vm_remove(mw_vm *vm, mw_link *l, const char *channel, const double *posi
     w->positions = calloc(count + 1, sizeof *w->positions);
     w->publications = calloc(publish_count + 1, sizeof *w->publications);
     if (!w->positions || !w->publications) abort();
-    for (uint32_t i = 0; i < count; i++) w->positions[i] = (uint64_t)positions[i];
+    for (uint32_t i = 0; i < count; i++) w->positions[i] = positions[i];
     for (uint32_t i = 0; i < publish_count; i++)
         w->publications[i] =
             (mw_publication){.channel = strdup(channels[i]), .msg = mw_message_ref(messages[i])};

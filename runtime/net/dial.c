@@ -161,7 +161,7 @@ static void go_on_resolving(mw_stream *s) {
                            (double)s->o.connect_ms / 1000);
     if (n < 0) note(s, "", &e);
     d->address_count = n < 0 ? 0 : (unsigned)n;
-    d->first = d->address_count ? d->rounds % d->address_count : 0;
+    d->first = d->address_count ? (d->rounds - 1) % d->address_count : 0;
     mw_stream_drop(s);
     try_next(s);
 }

@@ -36,6 +36,7 @@ struct mw_stream {
     mw_deferred turn, flush;
     mw_timer deadline; /* of the lookup, of the attempt, or until the next round: by state */
     mw_timer idle, stuck, trim;
+    int queued;            /* in the kernel, when the output last got stuck or moved */
     uint64_t heard, moved; /* real ms: when something last arrived, or left */
 
     mw_fifo in, out;

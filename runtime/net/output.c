@@ -36,6 +36,7 @@ static void stuck_fired(mw_timer *t) {
 
 static void wait_for_room(mw_stream *s) {
     mw_io_start(s->loop, &s->write_io, s->fd, MW_WRITE, mw_stream_writable);
+    s->queued = mw_socket_queued(s->fd);
     if (mw_timer_running(&s->stuck)) return;
     s->moved = mw_loop_real_ms(s->loop);
     mw_timer_start_real(s->loop, &s->stuck, s->o.write_ms, stuck_fired);

@@ -2,10 +2,12 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -84,6 +86,11 @@ ssize_t mw_socket_write(int fd, const void *data, size_t len, mw_error *e) {
     while (n < 0 && errno == EINTR);
     if (n >= 0) return n;
     return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : fail(e, errno);
+}
+
+int mw_socket_queued(int fd) {
+    int bytes = -1;
+    return ioctl(fd, SIOCOUTQ, &bytes) ? -1 : bytes;
 }
 
 void mw_address_path(const char *path, mw_address *out) {

@@ -18,5 +18,7 @@ int mw_socket_connected(int fd, mw_error *e); /* it is writable: 0, or -1 and wh
 ssize_t mw_socket_read(int fd, void *to, size_t room, mw_error *e);
 ssize_t mw_socket_write(int fd, const void *data, size_t len, mw_error *e);
 
+int mw_socket_queued(int fd); /* bytes that the kernel took and the peer's did not; -1: unknown */
+
 void mw_address_path(const char *path, mw_address *out); /* of a Unix socket; its length was checked */
 void mw_address_text(const mw_address *a, char out[MW_ADDRESS_TEXT]);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "net/internal.h"
+#include "net/socket.h"
 
 enum { TRIM_EVERY_MS = 1000 };
 
@@ -110,7 +111,7 @@ void mw_stream_doom(mw_stream *s, const mw_error *why) {
     if (!mw_stream_alive(s)) return;
     if (why != &s->why) s->why = *why;
     s->doomed = true;
-    mw_stream_soon(s);
+    if (!s->in_turn) mw_stream_soon(s); /* a turn looks at its end */
 }
 
 /* The input stays where it is until now: the parser that failed may still look at it. */
@@ -151,6 +152,9 @@ static void check_stuck(mw_stream *s) {
     uint64_t limit = (uint64_t)s->o.write_ms, now = mw_loop_real_ms(s->loop);
     s->stuck_over = false;
     if (!mw_stream_pending(s)) return;
+    int queued = mw_socket_queued(s->fd); /* a slow peer empties megabytes there before we may write again */
+    if (queued < s->queued) s->moved = now;
+    s->queued = queued;
     if (now - s->moved < limit) {
         mw_timer_start_real(s->loop, &s->stuck, (int64_t)(limit - (now - s->moved)), s->stuck.fire);
         return;

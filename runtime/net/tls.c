@@ -96,7 +96,7 @@ int mw_tls_begin(mw_tls *t, int fd, const char *host, mw_error *e) {
     choose_name(t, host);
     t->fd = fd;
     t->dry = t->over = t->failed = false;
-    t->verdict[0] = 0;
+    t->verdict.text[0] = 0;
     t->ssl = SSL_new(t->context);
     if (!t->ssl) abort();
     BIO *b = wire_bio(t);
@@ -109,14 +109,19 @@ int mw_tls_begin(mw_tls *t, int fd, const char *host, mw_error *e) {
     return 0;
 }
 
+static void say_goodbye(mw_tls *t) {
+    mw_error e;
+    SSL_shutdown(t->ssl);
+    if (!mw_fifo_size(&t->wire)) return;
+    (void)!mw_socket_write(t->fd, t->wire.data + t->wire.at, mw_fifo_size(&t->wire), &e);
+}
+
 void mw_tls_end(mw_tls *t) {
     if (!t->ssl) return;
-    mw_error e;
-    if (SSL_is_init_finished(t->ssl) && !t->over && !mw_fifo_size(&t->wire)) {
-        SSL_shutdown(t->ssl);
-        if (mw_fifo_size(&t->wire))
-            (void)!mw_socket_write(t->fd, t->wire.data + t->wire.at, mw_fifo_size(&t->wire), &e);
-    }
+    bool shaken = SSL_is_init_finished(t->ssl);
+    if (shaken && !t->over && !t->failed && !mw_fifo_size(&t->wire)) say_goodbye(t);
+    if (shaken)
+        SSL_set_shutdown(t->ssl, SSL_SENT_SHUTDOWN | SSL_RECEIVED_SHUTDOWN); /* or the session is void */
     SSL_free(t->ssl);
     ERR_clear_error();
     t->ssl = NULL;

@@ -94,11 +94,12 @@ static int load_ours(SSL_CTX *c, const char *cert, const char *key, mw_error *e)
         return mw_fail(e, MW_EUSAGE, false, "cert=%s: no certificate in it: %s", cert, reason());
     if (!key && SSL_CTX_use_PrivateKey_file(c, cert, SSL_FILETYPE_PEM) != 1)
         return mw_fail(e, MW_EUSAGE, false, "cert=%s: no private key in it; give key=FILE", cert);
-    if (key && SSL_CTX_use_PrivateKey_file(c, key, SSL_FILETYPE_PEM) != 1)
+    if (key && SSL_CTX_use_PrivateKey_file(c, key, SSL_FILETYPE_PEM) != 1) {
+        if (ERR_GET_REASON(ERR_peek_error()) == X509_R_KEY_VALUES_MISMATCH)
+            return mw_fail(e, MW_EUSAGE, false, "key=%s does not belong to cert=%s", key, cert);
         return mw_fail(e, MW_EUSAGE, false,
                        "key=%s: no private key in it that can be read without a password: %s", key, reason());
-    if (SSL_CTX_check_private_key(c) != 1)
-        return mw_fail(e, MW_EUSAGE, false, "key=%s does not belong to cert=%s", key ? key : cert, cert);
+    }
     return 0;
 }
 
@@ -107,7 +108,8 @@ SSL_CTX *mw_tls_context(const mw_tls_options *o, mw_error *e) {
     if (!c) abort();
     ERR_clear_error();
     SSL_CTX_set_min_proto_version(c, TLS1_2_VERSION);
-    SSL_CTX_set_options(c, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
+    /* An end without a goodbye is an end: protocols have lengths of their own, and the session stays good. */
+    SSL_CTX_set_options(c, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_IGNORE_UNEXPECTED_EOF);
     SSL_CTX_set_mode(c, SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_read_ahead(c, 1); /* a record's head and body, and those behind it, by one system call */
     SSL_CTX_set_default_read_buffer_len(c, READ_AT_ONCE);

@@ -12,13 +12,13 @@ struct mw_tls {
     int fd;
     char name[256]; /* whom we expect */
     mw_fifo wire;
-    bool dry;                    /* the socket had no more when it was last read */
-    bool over;                   /* the socket ended: */
-    mw_error ended;              /* how */
-    bool failed;                 /* reading came to an end: */
-    mw_error failure;            /* why */
-    char verdict[MW_ERROR_TEXT]; /* why the certificate was refused; "" */
-    SSL_SESSION *session;        /* of the last connection to `session_name` */
+    bool dry;             /* the socket had no more when it was last read */
+    bool over;            /* the socket ended: */
+    mw_error ended;       /* how */
+    bool failed;          /* reading came to an end: */
+    mw_error failure;     /* why */
+    mw_error verdict;     /* why the certificate was refused; its text is "" when it was not */
+    SSL_SESSION *session; /* of the last connection to `session_name` */
     char session_name[256];
 };
 

@@ -55,44 +55,57 @@ static const char *date(const ASN1_TIME *at, char out[40]) {
     return out;
 }
 
-int mw_tls_judge(int good, X509_STORE_CTX *chain) {
-    const SSL *ssl = X509_STORE_CTX_get_ex_data(chain, SSL_get_ex_data_X509_STORE_CTX_idx());
-    mw_tls *t = SSL_get_app_data(ssl);
-    X509 *cert = X509_STORE_CTX_get_current_cert(chain);
-    if (good || t->verdict[0]) return good;
-    int code = X509_STORE_CTX_get_error(chain);
-    char names[160], day[40];
-    const size_t room = sizeof t->verdict;
-    switch (cert ? code : X509_V_ERR_UNSPECIFIED) {
+static void note_wrong_name(mw_tls *t, X509 *cert) {
+    char names[160];
+    names_of(cert, names, sizeof names);
+    mw_fail(&t->verdict, MW_EFORMAT, true,
+            "certificate of %s is for %s; is that the right server? (tls_name=HOST if it is)", t->name,
+            names);
+}
+
+static void note_expired(mw_tls *t, X509 *cert, bool of_authority) {
+    char name[160] = "", day[40];
+    if (of_authority) common_name(X509_get_subject_name(cert), name, sizeof name);
+    mw_fail(&t->verdict, MW_EFORMAT, true, "certificate of %s%s%s expired on %s", t->name,
+            of_authority ? ": that of its authority " : "", name, date(X509_get0_notAfter(cert), day));
+}
+
+static void note_unknown_authority(mw_tls *t, X509 *cert) {
+    char name[160];
+    common_name(X509_get_issuer_name(cert), name, sizeof name);
+    mw_fail(&t->verdict, MW_EFORMAT, true,
+            "certificate of %s is from an unknown authority, \"%s\": give ?ca=FILE%s", t->name, name,
+            t->o->ca ? "; the one given does not have it" : "");
+}
+
+static void note_verdict(mw_tls *t, X509 *cert, int code, int depth) {
+    char day[40];
+    switch (code) {
     case X509_V_ERR_HOSTNAME_MISMATCH:
-    case X509_V_ERR_IP_ADDRESS_MISMATCH:
-        names_of(cert, names, sizeof names);
-        snprintf(t->verdict, room,
-                 "certificate of %s is for %s; is that the right server? (tls_name=HOST if it is)", t->name,
-                 names);
-        break;
-    case X509_V_ERR_CERT_HAS_EXPIRED:
-        common_name(X509_get_subject_name(cert), names, sizeof names);
-        snprintf(t->verdict, room, "certificate of %s%s%s expired on %s", t->name,
-                 X509_STORE_CTX_get_error_depth(chain) ? ": that of its authority " : "",
-                 X509_STORE_CTX_get_error_depth(chain) ? names : "", date(X509_get0_notAfter(cert), day));
-        break;
+    case X509_V_ERR_IP_ADDRESS_MISMATCH: note_wrong_name(t, cert); break;
+    case X509_V_ERR_CERT_HAS_EXPIRED: note_expired(t, cert, depth > 0); break;
     case X509_V_ERR_CERT_NOT_YET_VALID:
-        snprintf(t->verdict, room, "certificate of %s is not valid before %s; is the clock right?", t->name,
-                 date(X509_get0_notBefore(cert), day));
+        mw_fail(&t->verdict, MW_EFORMAT, true,
+                "certificate of %s is not valid before %s; is the clock right?", t->name,
+                date(X509_get0_notBefore(cert), day));
         break;
     case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
     case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
     case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
     case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
-    case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
-        common_name(X509_get_issuer_name(cert), names, sizeof names);
-        snprintf(t->verdict, room, "certificate of %s is from an unknown authority, \"%s\": give %s", t->name,
-                 names, t->o->ca ? "the file of that one as ca=FILE" : "its file, ?ca=FILE");
-        break;
+    case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN: note_unknown_authority(t, cert); break;
     default:
-        snprintf(t->verdict, room, "certificate of %s: %s", t->name, X509_verify_cert_error_string(code));
+        mw_fail(&t->verdict, MW_EFORMAT, true, "certificate of %s: %s", t->name,
+                X509_verify_cert_error_string(code));
     }
+}
+
+int mw_tls_judge(int good, X509_STORE_CTX *chain) {
+    const SSL *ssl = X509_STORE_CTX_get_ex_data(chain, SSL_get_ex_data_X509_STORE_CTX_idx());
+    mw_tls *t = SSL_get_app_data(ssl);
+    X509 *cert = X509_STORE_CTX_get_current_cert(chain);
+    if (!good && cert && !t->verdict.text[0])
+        note_verdict(t, cert, X509_STORE_CTX_get_error(chain), X509_STORE_CTX_get_error_depth(chain));
     return good;
 }
 
@@ -124,8 +137,8 @@ int mw_tls_explain(mw_tls *t, mw_error *e) {
     unsigned long code = ERR_peek_error();
     const char *words = words_for(t, code);
     bool shaken = SSL_is_init_finished(t->ssl);
-    if (t->verdict[0])
-        mw_fail(e, MW_EFORMAT, true, "%s", t->verdict);
+    if (t->verdict.text[0])
+        *e = t->verdict;
     else if (words)
         mw_fail(e, MW_EFORMAT, true, "%s", words);
     else if (t->over && !shaken)

@@ -1,14 +1,14 @@
 --- Measures Moonwire against what it stands on, and says which targets it meets. docs/benchmarks.md tells what the
 --- numbers mean.
 ---   moonwire lua spec/bench/run.lua [--json] [--quick] [--strict] [NAME…]
---- NAME: dispatch, embedded, memory, start, json; all of them when none is given. The exit code is 1 when something
+--- NAME: dispatch, embedded, memory, start, json, redis; all of them when none is given. The exit code is 1 when something
 --- could not be measured, and with --strict when a target was missed.
 local bench = dofile((arg[0]:match "^(.*/)" or "./") .. "bench.lua")
 local json = require "moonwire.json"
 
 local here = arg[0]:match "^(.*/)" or "./"
 local options, wanted = {}, {}
-local NAMES = { "dispatch", "embedded", "memory", "start", "json" }
+local NAMES = { "dispatch", "embedded", "memory", "start", "json", "redis" }
 
 local function usage(text)
   local names = table.concat(NAMES, "|")
@@ -274,9 +274,83 @@ local function codec()
   end
 end
 
+-- ---- Redis Streams, against hiredis ----
+
+local function redis_run(port, folder, kind, n)
+  os.execute(("rm -rf '%s/p'; mkdir '%s/p'"):format(folder, folder))
+  if kind == "raw" then return run(("'%s/bench/raw_redis' consume %d %d"):format(bench.build, port, n)) end
+  bench.capture(("redis-cli -p %d XGROUP DESTROY in bench"):format(port))
+  return script("redis", port, n, kind, folder .. "/p")
+end
+
+local function redis_consume(port, folder, size)
+  local n, rounds = options.quick and 100000 or 300000, options.quick and 3 or 5
+  local got = {}
+  run(("'%s/bench/raw_redis' fill %d %d %d"):format(bench.build, port, n, size))
+  for i = 1, rounds do
+    for _, kind in ipairs { "raw", "trivial", "data" } do
+      got[kind] = got[kind] or { wall = {}, cpu = {}, peak = {} }
+      local r = redis_run(port, folder, kind, n)
+      got[kind].wall[i], got[kind].cpu[i], got[kind].peak[i] = r.wall, r.cpu, r.peak_kb
+    end
+  end
+  local raw_wall, raw_cpu = bench.median(got.raw.wall), bench.median(got.raw.cpu)
+  for _, kind in ipairs { "trivial", "data" } do
+    local wall, cpu = bench.median(got[kind].wall), bench.median(got[kind].cpu)
+    local what = ("%d B, %s"):format(size, kind == "data" and "decodes the JSON" or "trivial handler")
+    local aim = kind == "trivial"
+    local speed, cost = raw_wall / wall, cpu / raw_cpu
+    add { group = "redis", name = what .. ": messages", unit = "/s", ours = n / wall, baseline = n / raw_wall,
+          ratio = speed, target = aim and ">= 0.90 of raw" or nil, ok = aim and speed >= 0.9 or nil }
+    add { group = "redis", name = what .. ": CPU per million", unit = " s", ours = cpu / n * 1e6,
+          baseline = raw_cpu / n * 1e6, ratio = cost, target = aim and "<= 1.30 of raw" or nil,
+          ok = aim and cost <= 1.3 or nil }
+    add { group = "redis", name = what .. ": memory (VmHWM)", unit = " MB", ours = bench.median(got[kind].peak) / 1000,
+          baseline = bench.median(got.raw.peak) / 1000 }
+  end
+end
+
+--- In at a fixed rate, through a consumer that publishes each body again and acks, and out.
+local function redis_latency(port, folder)
+  local rate, n = 2000, options.quick and 4000 or 10000
+  local function measure(consumer)
+    bench.capture(("redis-cli -p %d FLUSHALL"):format(port))
+    bench.capture(("'%s/bench/raw_redis' group %d 0"):format(bench.build, port))
+    os.execute(("rm -rf '%s/p'; mkdir '%s/p'; %s > '%s/echo' 2>&1 &"):format(folder, folder, consumer, folder))
+    return run(("'%s/bench/raw_redis' latency %d %d %d"):format(bench.build, port, n, rate))
+  end
+  local raw = measure(("'%s/bench/raw_redis' echo %d %d"):format(bench.build, port, n))
+  local ours = measure(("'%s' lua '%sredis.lua' %d %d echo '%s/p'"):format(bench.moonwire, here, port, n, folder))
+  for _, which in ipairs { "p50", "p99" } do
+    add { group = "redis", name = ("consume, publish, ack at %d/s: %s"):format(rate, which), unit = " ms",
+          ours = ours[which] * 1000, baseline = raw[which] * 1000, ratio = ours[which] / raw[which] }
+  end
+end
+
+local function redis()
+  local found = bench.capture "command -v redis-server redis-cli" and io.open(bench.build .. "/bench/raw_redis")
+  if not found then
+    note "SKIPPED: redis, because redis-server or hiredis is missing (Debian packages: redis-server, libhiredis-dev)"
+    return
+  end
+  found:close()
+  heading "redis: XREADGROUP -> handler -> XACK on loopback, against hiredis (COUNT 100, one XACK per 100)"
+  bench.with_folder(function(folder)
+    package.path = here .. "../../?.lua;" .. package.path
+    local server = require("spec.support.servers.redis").start { extra = { "--appendonly", "no" } }
+    local ok, err = pcall(function()
+      redis_consume(server.port, folder, 100)
+      redis_consume(server.port, folder, 1024)
+      redis_latency(server.port, folder)
+    end)
+    server:stop()
+    if not ok then error(err, 0) end
+  end)
+end
+
 -- ---- all of it ----
 
-local GROUPS = { dispatch = dispatch, embedded = embedded, memory = memory, start = starts, json = codec }
+local GROUPS = { dispatch = dispatch, embedded = embedded, memory = memory, start = starts, json = codec, redis = redis }
 
 local function has_embedded()
   local ffi, C = require "ffi", require "moonwire.internal.cdef"

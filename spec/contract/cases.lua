@@ -36,17 +36,6 @@ function M.not_for(c, h)
   end
 end
 
--- Those that this driver runs: all of them, or those it names.
-function M.of(driver)
-  if not driver.only then return cases end
-  local wanted, list = {}, {}
-  for _, name in ipairs(driver.only) do wanted[name] = true end
-  for _, c in ipairs(cases) do
-    if wanted[c.name] then list[#list + 1] = c end
-  end
-  return list
-end
-
 --- Helpers -----------------------------------------------------------------------------------------------------------
 
 local function numbered(n, fields)

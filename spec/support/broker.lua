@@ -4,6 +4,7 @@ local C = require "moonwire.internal.cdef"
 local core = require "moonwire.core"
 local ffi = require "ffi"
 local message = require "moonwire.internal.message"
+local position = require "moonwire.internal.position"
 local publish = require "moonwire.internal.publish"
 local runtime = require "moonwire.internal.runtime"
 local wait = require "moonwire.internal.wait"
@@ -72,9 +73,9 @@ end
 
 local FIELDS = { "id", "body", "key", "headers", "time", "type", "priority" }
 
-local function plain(record, position, due_ms)
+local function plain(record, place, due_ms)
   local view = message.wrap(record, 1, {})
-  local copy = { position = position, due = due_ms > 0 and due_ms / 1000 or nil }
+  local copy = { position = place, due = due_ms > 0 and due_ms / 1000 or nil }
   for _, name in ipairs(FIELDS) do copy[name] = view[name] end
   message.seal(view)
   return copy
@@ -91,16 +92,16 @@ end
 -- What stands in the channel, oldest first: { id, body, key, headers, time, type, priority, position, due }.
 function Broker:messages(channel, max)
   return await(function()
-    local list, after = {}, 0
+    local list, after = {}, position.space()
     while #list < (max or 1e9) do
       local found = page(self.link, channel, after, math.min(max or 1000, 1000))
       local count = C.mw_browsing_count(found)
-      local position, due = ffi.new "double[1]", ffi.new "double[1]"
+      local place, due = position.space(), ffi.new "double[1]"
       for i = 0, count - 1 do
-        local record = C.mw_browsing_entry(found, i, position, due)
-        list[#list + 1] = plain(record, position[0], due[0])
+        local record = C.mw_browsing_entry(found, i, place, due)
+        list[#list + 1] = plain(record, position.read(place[0]), due[0])
       end
-      after = C.mw_browsing_last(found)
+      C.mw_browsing_last(found, after)
       C.mw_browsing_free(found)
       if count == 0 then break end
     end
@@ -114,8 +115,7 @@ function Broker:is_empty(channel) return #self:messages(channel, 1) == 0 end
 function Broker:remove(channel, positions)
   return await(function()
     local waiter = wait.begin()
-    local list = ffi.new("double[?]", #positions + 1, positions)
-    C.mw_vm_remove(wait.vm, self.link, channel, list, #positions, nil, nil, 0, waiter)
+    C.mw_vm_remove(wait.vm, self.link, channel, position.array(positions), #positions, nil, nil, 0, waiter)
     local count, _, err = wait.yield(waiter, function() end)
     if err then error("remove: " .. err, 0) end
     return count

@@ -152,19 +152,19 @@ static void on_claimed(mw_link *l, void *cookie, mw_claim claim, const mw_error 
     CHECK(!e, "%s", e ? e->text : "");
 }
 
-static void on_browsed(mw_link *l, void *cookie, const mw_entry *entries, size_t count, uint64_t last,
+static void on_browsed(mw_link *l, void *cookie, const mw_entry *entries, size_t count, mw_position last,
                        const mw_error *e) {
     (void)cookie;
     CHECK(!e);
     l->browsed_calls++;
     l->entries = count;
-    l->last = last;
+    l->last = last.low;
     for (size_t i = 0; i < count && i < 64; i++) {
         mw_parts p;
         char number[16] = "";
         mw_message_parts(entries[i].msg, &p);
         memcpy(number, p.body, p.body_len < 15 ? p.body_len : 15);
-        l->entry[i].position = entries[i].position;
+        l->entry[i].position = entries[i].position.low;
         l->entry[i].due = entries[i].due_ms;
         l->entry[i].number = atoi(number);
     }
@@ -910,7 +910,7 @@ static void test_late_group(void) {
 
 static void browse(mw_conn *c, mw_link *l, uint64_t after) {
     int before = l->browsed_calls;
-    D->browse(c, &(mw_browse){.channel = "work", .max = 1000, .after = after});
+    D->browse(c, &(mw_browse){.channel = "work", .max = 1000, .after = {.low = after}});
     RUN_UNTIL(l->browsed_calls == before + 1, 1000);
 }
 
@@ -1068,7 +1068,9 @@ static void test_dead_claim(void) {
     D->close(c);
 }
 
-static size_t remove_positions(mw_conn *c, mw_link *l, const uint64_t *positions, size_t count) {
+static size_t remove_positions(mw_conn *c, mw_link *l, const uint64_t *numbers, size_t count) {
+    mw_position positions[8] = {0};
+    for (size_t i = 0; i < count; i++) positions[i].low = numbers[i];
     letter w = {"saved", NULL, "5"};
     mw_publication p = {.channel = "saved", .msg = message_of(&w)};
     int before = l->removed_calls;

@@ -6,11 +6,8 @@ local async = require "moonwire.internal.async"
 local fault = require "moonwire.internal.fault"
 local ffi = require "ffi"
 local message = require "moonwire.internal.message"
+local position = require "moonwire.internal.position"
 local publish = require "moonwire.internal.publish"
-local position = (function()
-  local ok, module = pcall(require, "moonwire.internal.position")
-  return ok and module or nil
-end)()
 local wait = require "moonwire.internal.wait"
 
 local M = {}
@@ -64,22 +61,20 @@ end
 
 local function look(link, box)
   local waiter = wait.begin()
-  local after = position and position.space() or 0
-  C.mw_vm_browse(wait.vm, link, box.name, after, PAGE, false, waiter)
+  C.mw_vm_browse(wait.vm, link, box.name, position.space(), PAGE, false, waiter)
   local _, object, err = wait.yield(waiter, function() end)
   if err then return end
   local found = ffi.cast("struct mw_browsing *", object)
-  local places, place, due = {}, position and position.space() or ffi.new "double[1]", ffi.new "double[1]"
+  local places, place, due = {}, position.space(), ffi.new "double[1]"
   for i = 0, tonumber(C.mw_browsing_count(found)) - 1 do
     local reply = reply_of(C.mw_browsing_entry(found, i, place, due))
     box.found[reply.headers["correlation-id"] or ""] = reply
-    places[#places + 1] = position and position.read(place[0]) or place[0]
+    places[#places + 1] = position.read(place[0])
   end
   C.mw_browsing_free(found)
   if #places == 0 then return end
   waiter = wait.begin()
-  local list = position and position.array(places) or ffi.new("double[?]", #places + 1, places)
-  C.mw_vm_remove(wait.vm, link, box.name, list, #places, nil, nil, 0, waiter)
+  C.mw_vm_remove(wait.vm, link, box.name, position.array(places), #places, nil, nil, 0, waiter)
   wait.yield(waiter, function() end)
 end
 

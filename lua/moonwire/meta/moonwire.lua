@@ -350,4 +350,38 @@ function mw.http.put(url, body, options) end
 ---@return moonwire.http.Reply reply, string? text, string? kind
 function mw.http.patch(url, body, options) end
 
+
+---@class moonwire.redis.Pipeline
+local RedisPipeline = {}
+---@param name string
+---@param ... string|number
+function RedisPipeline:call(name, ...) end
+
+--- Any command is a method: `r:get(key)`, `r:hset(key, field, value)`.
+---@class moonwire.redis.Connection
+---@field get fun(self: moonwire.redis.Connection, key: string): string|nil
+---@field set fun(self: moonwire.redis.Connection, key: string, value: string|number, ...: string|number): string|nil
+---@field del fun(self: moonwire.redis.Connection, ...: string): integer
+---@field incr fun(self: moonwire.redis.Connection, key: string): integer
+---@field expire fun(self: moonwire.redis.Connection, key: string, seconds: integer): integer
+---@field hget fun(self: moonwire.redis.Connection, key: string, field: string): string|nil
+---@field hset fun(self: moonwire.redis.Connection, key: string, ...: string|number): integer
+---@field [string] fun(self: moonwire.redis.Connection, ...: string|number): any
+local RedisConnection = {}
+--- Sends a command and waits for its answer: a string, a number, nil, or a list (its length is in `n`). An error is raised.
+---@param name string
+---@param ... string|number
+---@return any
+function RedisConnection:call(name, ...) end
+--- Sends several commands in one go, and waits for all answers.
+---@param fn fun(pipeline: moonwire.redis.Pipeline)
+---@return any[]
+function RedisConnection:pipeline(fn) end
+
+--- A Redis server, for handlers: `redis://[user:password@]host[:port][/db]`, `rediss://`, `redis+unix://`. The same URL is
+--- the same connection; nothing is sent before the first command.
+---@param url string
+---@return moonwire.redis.Connection
+function mw.redis(url) end
+
 return mw

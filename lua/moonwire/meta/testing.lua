@@ -108,6 +108,14 @@ function App:http(answers) end
 ---@return moonwire.TestRequest[]
 function App:requests() end
 
+--- Answers the project's Redis commands (mw.redis) from now on; nil: they go out again.
+---@param answers (fun(command: string[]): any)|table<string, any>|nil
+function App:redis(answers) end
+
+--- The Redis commands that were answered.
+---@return string[][]
+function App:commands() end
+
 --- Runs until fn() is true, and returns what it returned. Time passes as far as that needs.
 ---@param fn fun(): any
 ---@param seconds? number on the app's clock; default 30 days, or 10 s on the real one

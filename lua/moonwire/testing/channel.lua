@@ -3,6 +3,7 @@ local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 local json = require "moonwire.json"
 local message = require "moonwire.internal.message"
+local position = require "moonwire.internal.position"
 local wait = require "moonwire.internal.wait"
 
 ---@class moonwire.TestMessage a message that stands in a channel
@@ -37,8 +38,8 @@ end
 --- Everything that stands there, oldest first, without taking it. Only inside a task.
 ---@return moonwire.TestMessage[]
 return function(link, channel)
-  local list, after = {}, 0
-  local position, due = ffi.new "double[1]", ffi.new "double[1]"
+  local list, after = {}, position.space()
+  local place, due = position.space(), ffi.new "double[1]"
   while true do
     local waiter = wait.begin()
     C.mw_vm_browse(wait.vm, link, channel, after, 1000, false, waiter)
@@ -47,10 +48,10 @@ return function(link, channel)
     local found = ffi.cast("struct mw_browsing *", object)
     local count = C.mw_browsing_count(found)
     for i = 0, count - 1 do
-      local record = C.mw_browsing_entry(found, i, position, due)
+      local record = C.mw_browsing_entry(found, i, place, due)
       list[#list + 1] = view(record, due[0])
     end
-    after = C.mw_browsing_last(found)
+    C.mw_browsing_last(found, after)
     C.mw_browsing_free(found)
     if count == 0 then return list end
   end

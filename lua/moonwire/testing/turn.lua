@@ -25,7 +25,9 @@ local function step(most)
   M.after_step()
 end
 
-local function busy() return C.mw_vm_pending(wait.vm) or C.mw_http_fake_pending() end
+local function busy()
+  return C.mw_vm_pending(wait.vm) or C.mw_http_fake_pending() or C.mw_redis_fake_pending()
+end
 
 local function text_of(what) return type(what) == "function" and what() or what end
 

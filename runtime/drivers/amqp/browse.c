@@ -2,7 +2,7 @@
  * to ack them, and to close the channel, upon which they go back to their places (marked as redelivered). While one
  * looks, its messages are nobody else's: this is for dead letters and for people, not for queues in full swing.
  *
- * A position is the place counted from the head, and a piece of the message's hash: places move when others take
+ * A position is the place counted from the head (high) and the message's hash (low): places move when others take
  * messages out, the hash says which one was meant. A look that filled its page stays open for the next page, and for
  * a removal; it ends at the end of the queue, or after a while. */
 #include <stdlib.h>
@@ -10,10 +10,11 @@
 
 #include "drivers/amqp/amqp.h"
 
-enum { AT_ONCE = 200, IDLE_MS = 3000, SILENT_MS = 400, BACK_MS = 20, BACK_TRIES = 25, HASH_BITS = 32 };
+enum { AT_ONCE = 200, IDLE_MS = 3000, SILENT_MS = 400, BACK_MS = 20, BACK_TRIES = 25 };
 
 typedef struct seen { /* a message that this look holds */
-    uint64_t tag, position;
+    uint64_t tag;
+    mw_position position;
     bool removed;
 } seen;
 
@@ -49,10 +50,8 @@ struct rmq_session { /* the open look at one queue: what it holds */
 
 static uint64_t hash_of(const mw_parts *p, bool has_id) {
     uint64_t all[2] = {rmq_identity(p, has_id), mw_hash64(p->body, p->body_len)};
-    return mw_hash64(all, sizeof all) & (((uint64_t)1 << HASH_BITS) - 1);
+    return mw_hash64(all, sizeof all);
 }
-
-static uint64_t position_of(uint64_t place, uint64_t hash) { return place << HASH_BITS | hash; }
 
 /* ---- the session: one channel, opened for one queue ---- */
 
@@ -164,7 +163,7 @@ static void continue_look(rmq_look *l);
 static size_t wanted(const rmq_look *l) {
     const struct rmq_session *s = l->conn->session;
     if (l->removing) return l->removal.count;
-    uint64_t skip = l->browse.after >> HASH_BITS;
+    uint64_t skip = l->browse.after.high;
     size_t have = l->entries.len / sizeof(mw_entry);
     size_t left = l->browse.max > have ? l->browse.max - have : 0;
     return left + (skip > s->place ? (size_t)(skip - s->place) : 0);
@@ -272,9 +271,8 @@ static void take_out(rmq_look *l, seen *s, size_t index) {
 }
 
 /* Places can only have become smaller since it was seen. */
-static bool is_meant(uint64_t wanted_position, uint64_t found) {
-    uint64_t mask = ((uint64_t)1 << HASH_BITS) - 1;
-    return (wanted_position & mask) == (found & mask) && found >> HASH_BITS <= wanted_position >> HASH_BITS;
+static bool is_meant(mw_position meant, mw_position found) {
+    return meant.low == found.low && found.high <= meant.high;
 }
 
 static bool all_found(const rmq_look *l) {
@@ -327,14 +325,14 @@ static void got(rmq_chan *chan, rmq_content *k) {
         mw_parts parts = e.parts;
         parts.body = k->body;
         parts.body_len = k->body_len;
-        now.position = position_of(s->place, hash_of(&parts, e.has_id));
-        if (l && !l->removing && s->place > l->browse.after >> HASH_BITS &&
+        now.position = (mw_position){.high = s->place, .low = hash_of(&parts, e.has_id)};
+        if (l && !l->removing && s->place > l->browse.after.high &&
             l->entries.len / sizeof(mw_entry) < l->browse.max) {
             mw_entry entry = {.position = now.position, .msg = mw_message_new(&parts)};
             mw_buf_add(&l->entries, &entry, sizeof entry);
         }
     }
-    if (l && l->removing && now.position) match(l, &now);
+    if (l && l->removing && now.position.high) match(l, &now);
     mw_buf_add(&s->held, &now, sizeof now);
     if (s->place >= s->count || (s->consume && !s->asked)) s->ended = true;
     if (l && !s->asked) continue_look(l);
@@ -409,7 +407,7 @@ static bool count_over(rmq_job *job, uint64_t count, const mw_error *e) {
     rmq_look *l = k->look;
     free(k);
     if (e) l->error = *e;
-    l->browse.after = count ? position_of(count, ((uint64_t)1 << HASH_BITS) - 1) : 0;
+    l->browse.after = (mw_position){.high = count, .low = count ? UINT64_MAX : 0};
     give_answer(l);
     return true;
 }
@@ -440,13 +438,13 @@ static void count(rmq_look *l) {
 
 static void go(rmq_conn *c, rmq_look *l) {
     struct rmq_session *s = c->session;
-    uint64_t skip = l->browse.after >> HASH_BITS;
+    uint64_t skip = l->browse.after.high;
     bool same = s && !s->ended && strcmp(s->queue, l->queue) == 0 && (l->removing || s->place == skip);
     if (!same) session_begin(c, l->queue);
     if (same && l->removing) {
         seen *held = (seen *)(void *)s->held.data;
         for (size_t i = 0; i < s->held.len / sizeof *held; i++)
-            if (held[i].position) match(l, &held[i]);
+            if (held[i].position.high) match(l, &held[i]);
     }
     if (c->session->opened) continue_look(l); /* otherwise when the channel is open */
 }

@@ -61,10 +61,10 @@ static size_t read_entries(mw_conn *c, const mw_browse *b, uint32_t channel, mw_
     mwe_key k, prefix;
     MDB_cursor *at;
     MDB_val *range = mwe_key_channel(&prefix, channel), value;
-    MDB_val key = *mwe_key_message(&k, channel, b->after + 1);
+    MDB_val key = *mwe_key_message(&k, channel, b->after.low + 1);
     size_t count = 0, bytes = 0;
     mw_map due = {0};
-    if (b->after == UINT64_MAX || mdb_cursor_open(c->reader, c->store->table[MWE_MESSAGES], &at)) return 0;
+    if (b->after.low == UINT64_MAX || mdb_cursor_open(c->reader, c->store->table[MWE_MESSAGES], &at)) return 0;
     read_due(c, channel, &due);
     int rc = mdb_cursor_get(at, &key, &value, MDB_SET_RANGE);
     for (; rc == 0 && count < max && bytes < BYTES_MOST && mwe_has_prefix(&key, range);
@@ -77,7 +77,7 @@ static size_t read_entries(mw_conn *c, const mw_browse *b, uint32_t channel, mw_
         uintptr_t retry = *last ? (uintptr_t)mw_map_get(&due, *last) : 0;
         if (retry) due_ms = (int64_t)retry - 1;
         if (due_ms <= mw_loop_wall_ms(c->loop)) due_ms = 0;
-        out[count++] = (mw_entry){.position = *last, .msg = mw_message_new(&parts), .due_ms = due_ms};
+        out[count++] = (mw_entry){.position = {.low = *last}, .msg = mw_message_new(&parts), .due_ms = due_ms};
         bytes += value.mv_size;
     }
     mdb_cursor_close(at);
@@ -101,7 +101,7 @@ static uint64_t read_newest(mw_conn *c, uint32_t channel) {
 
 static void answer_browse(mw_conn *c, browsing *b) {
     mw_error e;
-    uint64_t last = b->b.after;
+    uint64_t last = b->b.after.low;
     uint32_t channel;
     size_t max = b->b.max < ENTRIES_MOST ? b->b.max : ENTRIES_MOST, count = 0;
     mw_entry *entries = mwe_alloc((max + 1) * sizeof *entries);
@@ -118,7 +118,7 @@ static void answer_browse(mw_conn *c, browsing *b) {
         mwe_read_end(c->store, c->reader);
     }
     if (rc) mwe_store_error(c->store, rc, &e);
-    c->host->browsed(c->link, b->b.cookie, entries, count, last, rc ? &e : NULL);
+    c->host->browsed(c->link, b->b.cookie, entries, count, (mw_position){.low = last}, rc ? &e : NULL);
     for (size_t i = 0; i < count; i++) mw_message_unref(entries[i].msg);
     free(entries);
     free(b);
@@ -207,7 +207,7 @@ static int remove_all(mwe_txn *t, mwe_tchannel *c, remove_op *o) {
     mw_map *missing = mwe_alloc((c->group_count + 1) * sizeof *missing);
     int rc = 0;
     for (size_t i = 0; i < o->r.count && !rc; i++)
-        rc = remove_one(t, c, o->r.positions[i], missing, &o->removed);
+        rc = remove_one(t, c, o->r.positions[i].low, missing, &o->removed);
     for (size_t i = 0; i < c->group_count; i++) {
         mwe_tgroup *g = c->groups[i];
         if (!rc) rc = remove_sorted(t, c, g, MWE_DUE, &g->row.due, &missing[i]);
@@ -227,7 +227,7 @@ static int publish_replacements(mwe_txn *t, mwe_tchannel *c, remove_op *o) {
     for (size_t i = 0; i < o->r.publish_count && !rc; i++) {
         mwe_key k;
         MDB_val value;
-        rc = mwe_get(t, MWE_MESSAGES, mwe_key_message(&k, c->row.id, o->r.positions[i]), &value);
+        rc = mwe_get(t, MWE_MESSAGES, mwe_key_message(&k, c->row.id, o->r.positions[i].low), &value);
         if (rc == 0)
             present[count++] = o->publish[i];
         else if (rc == MDB_NOTFOUND)

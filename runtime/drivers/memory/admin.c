@@ -16,7 +16,7 @@ static void note(found *f, mem_item *i, uint64_t after) {
         f->list = realloc(f->list, f->capacity * sizeof *f->list);
         if (!f->list) abort();
     }
-    f->list[f->count++] = (mw_entry){.position = i->seq, .msg = i->msg, .due_ms = mem_item_due_ms(i)};
+    f->list[f->count++] = (mw_entry){.position = {.low = i->seq}, .msg = i->msg, .due_ms = mem_item_due_ms(i)};
 }
 
 static void note_list(found *f, const mem_list *l, uint64_t after) {
@@ -35,7 +35,7 @@ static void note_group(found *f, mem_group *g, uint64_t after) {
 }
 
 static int by_position(const void *a, const void *b) {
-    uint64_t x = ((const mw_entry *)a)->position, y = ((const mw_entry *)b)->position;
+    uint64_t x = ((const mw_entry *)a)->position.low, y = ((const mw_entry *)b)->position.low;
     return x < y ? -1 : x > y;
 }
 
@@ -62,15 +62,15 @@ static void browse_now(mw_deferred *d) {
     found f = {0};
     uint64_t last = c->next_seq - 1;
     if (!r->browse.newest) {
-        for (mem_group *g = c->log ? c->log : c->groups; g; g = g->next) note_group(&f, g, r->browse.after);
+        for (mem_group *g = c->log ? c->log : c->groups; g; g = g->next) note_group(&f, g, r->browse.after.low);
         if (f.count) qsort(f.list, f.count, sizeof *f.list, by_position); /* not of NULL */
         size_t kept = 0; /* the same message stands in several groups */
         for (size_t i = 0; i < f.count; i++)
-            if (!kept || f.list[kept - 1].position != f.list[i].position) f.list[kept++] = f.list[i];
+            if (!kept || f.list[kept - 1].position.low != f.list[i].position.low) f.list[kept++] = f.list[i];
         f.count = kept < r->browse.max ? kept : r->browse.max;
-        last = f.count ? f.list[f.count - 1].position : r->browse.after;
+        last = f.count ? f.list[f.count - 1].position.low : r->browse.after.low;
     }
-    r->conn->host->browsed(r->conn->link, r->cookie, f.list, f.count, last, NULL);
+    r->conn->host->browsed(r->conn->link, r->cookie, f.list, f.count, (mw_position){.low = last}, NULL);
     free(f.list);
     free(r->channel);
     free(r);
@@ -115,7 +115,7 @@ void mem_remove(mw_conn *conn, const mw_removal *x) {
     for (size_t i = 0; i < x->count; i++) {
         bool any = false;
         for (mem_group *g = c->log ? c->log : c->groups; g; g = g->next)
-            any = remove_item(g, x->positions[i]) || any;
+            any = remove_item(g, x->positions[i].low) || any;
         r->removed += any;
         if (any && i < x->publish_count)
             mem_publish(mem_channel_get(r->conn->broker, x->publish[i].channel), x->publish[i].msg,

@@ -12,7 +12,17 @@ local RETAIN = { age = { kind = "seconds", min = 0.001 }, count = { kind = "inte
 
 --- Rules by driver. A table has rules of its own in `fields`.
 ---@type table<string, table<string, table>>
-local DRIVERS = { rabbitmq = require "moonwire.internal.config.rabbitmq".channel }
+local DRIVERS = {
+  rabbitmq = require "moonwire.internal.config.rabbitmq".channel,
+  redis = {
+    body_field = { kind = "string" },
+    delete = { kind = "boolean" },
+    trim = { kind = "table", fields = {
+      acked = { kind = "boolean" },
+      count = { kind = "integer", min = 1, max = 1e12 },
+    } },
+  },
+}
 
 --- By the URL that was given: in specs the project's brokers are replaced, its options are checked all the same.
 local function driver_of(connection)

@@ -1,0 +1,2 @@
+local mw = require "moonwire"
+return { handle = function(msg) mw.log.info("welcome sent", { to = msg.data.email }) end }

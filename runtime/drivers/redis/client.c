@@ -1,0 +1,412 @@
+#include "drivers/redis/client.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "drivers/redis/scripts.h"
+
+enum { CHECK_MS = 500, BACKLOG_MAX = 256 << 20, RETRY_CAP_MS = 2000 };
+#define MAX_INPUT (((size_t)1 << 30) + (64 << 20))
+
+typedef struct pending { /* a command not answered yet, oldest first in a ring */
+    mwr_on_reply *reply;
+    void *cookie;
+    uint64_t deadline;
+    uint32_t bytes; /* of one that was not sent: what it takes in `out` */
+    int8_t depth;
+} pending;
+
+typedef enum { LOGGED_OUT, GREETING, READY } client_state;
+typedef enum { STEP_LOGIN, STEP_DB, STEP_NAME, STEP_ID, STEP_ROLE, STEP_SCRIPT } greeting_step;
+
+struct mwr_client {
+    mw_loop *loop;
+    mwr_client_options o;
+    mwr_client_events events;
+    void *owner;
+    mw_stream *stream;
+    client_state state;
+    mwr_parser parser;
+    mw_buf out;       /* commands that were not handed to the stream yet */
+    size_t begun;     /* where the last one begins in it */
+    pending *ring;    /* of `capacity`, a power of two */
+    uint32_t first, count, capacity, sent;
+    uint8_t steps[8 + MWR_SCRIPTS];
+    int step_count, step_at;
+    bool rejected; /* the greeting failed: the answers that follow are nobody's */
+    int64_t id;
+    mw_timer check;
+    bool inside, closed; /* freed when the parser lets go of it */
+};
+
+/* ---- errors ---- */
+
+static const struct {
+    const char *prefix;
+    bool retryable;
+} ERRORS[] = {
+    {"LOADING", true},     {"READONLY", true},   {"MOVED", true},     {"ASK", true},     {"TRYAGAIN", true},
+    {"CLUSTERDOWN", true}, {"MASTERDOWN", true}, {"OOM", true},       {"BUSY", true},    {"NOSCRIPT", true},
+    {"NOREPLICAS", true},  {"MISCONF", true},    {"UNBLOCKED", true}, {"NOPERM", true},  {"NOAUTH", true},
+    {"NOGROUP", true},     {"WRONGPASS", true},  {"UNKILLABLE", true},
+};
+
+void mwr_error_of(const char *text, size_t len, mw_error *e) {
+    bool retryable = false;
+    for (size_t i = 0; i < sizeof ERRORS / sizeof *ERRORS; i++) {
+        size_t n = strlen(ERRORS[i].prefix);
+        if (len >= n && memcmp(text, ERRORS[i].prefix, n) == 0) retryable = ERRORS[i].retryable;
+    }
+    if (len >= 10 && memcmp(text, "ERR Server", 10) == 0) retryable = true; /* shutting down */
+    mw_fail(e, retryable ? MW_ECLOSED : MW_EUSAGE, retryable, "redis: %.*s", (int)(len < 300 ? len : 300), text);
+}
+
+static bool begins(const mwr_unit *u, const char *prefix) {
+    return u->node->type == MWR_ERROR && u->node->len >= strlen(prefix) &&
+           memcmp(u->base + u->node->at, prefix, strlen(prefix)) == 0;
+}
+
+/* ---- the ring ---- */
+
+static pending *at(mwr_client *c, uint32_t i) { return &c->ring[(c->first + i) & (c->capacity - 1)]; }
+
+static pending *push(mwr_client *c) {
+    if (c->count == c->capacity) {
+        uint32_t capacity = c->capacity ? c->capacity * 2 : 64;
+        pending *ring = malloc(capacity * sizeof *ring);
+        if (!ring) abort();
+        for (uint32_t i = 0; i < c->count; i++) ring[i] = *at(c, i);
+        free(c->ring);
+        c->ring = ring;
+        c->first = 0;
+        c->capacity = capacity;
+    }
+    return at(c, c->count++);
+}
+
+static pending pop(mwr_client *c) {
+    pending p = *at(c, 0);
+    c->first = (c->first + 1) & (c->capacity - 1);
+    c->count--;
+    if (c->sent) c->sent--;
+    return p;
+}
+
+static void fail_first(mwr_client *c, const mw_error *why) {
+    pending p = pop(c);
+    if (p.reply) p.reply(c->owner, p.cookie, NULL, false, why);
+}
+
+/* ---- commands ---- */
+
+static void end_begun(mwr_client *c) { /* notes what the last command took; twice is once */
+    if (c->count > c->sent && c->out.len > c->begun) at(c, c->count - 1)->bytes = (uint32_t)(c->out.len - c->begun);
+}
+
+mw_buf *mwr_command_within(mwr_client *c, size_t arguments, mwr_on_reply *reply, void *cookie, int depth,
+                           int64_t timeout_ms) {
+    end_begun(c);
+    c->begun = c->out.len;
+    *push(c) = (pending){.reply = reply,
+                         .cookie = cookie,
+                         .depth = (int8_t)depth,
+                         .deadline = mw_loop_real_ms(c->loop) + (uint64_t)timeout_ms};
+    mwr_write_array(&c->out, arguments);
+    return &c->out;
+}
+
+mw_buf *mwr_command(mwr_client *c, size_t arguments, mwr_on_reply *reply, void *cookie, int depth) {
+    return mwr_command_within(c, arguments, reply, cookie, depth, c->o.target->timeout_ms);
+}
+
+void mwr_flush(mwr_client *c) {
+    end_begun(c);
+    c->begun = c->out.len; /* nothing more is added to it */
+    if (c->state != READY || !c->out.len) return;
+    mw_stream_write(c->stream, c->out.data, c->out.len);
+    c->out.len = c->begun = 0;
+    c->sent = c->count;
+    if (c->out.capacity > (4 << 20)) mw_buf_free(&c->out);
+}
+
+/* ---- time ---- */
+
+/* Those that were never sent and ran out of time; their bytes stand first in `out`. */
+static void expire_unsent(mwr_client *c, uint64_t now) {
+    mw_error e;
+    size_t gone = 0;
+    mw_fail(&e, MW_ECLOSED, true, "redis: not connected to %s", c->o.target->hosts);
+    end_begun(c);
+    while (c->count && !c->closed && (c->o.impatient || at(c, 0)->deadline <= now || c->out.len - gone > BACKLOG_MAX)) {
+        gone += at(c, 0)->bytes;
+        fail_first(c, &e);
+        end_begun(c); /* the answer may have asked for something else */
+    }
+    if (c->closed || !gone) return;
+    memmove(c->out.data, c->out.data + gone, c->out.len - gone);
+    c->out.len -= gone;
+    c->begun -= gone;
+}
+
+static void check(mw_timer *t) {
+    mwr_client *c = mw_container_of(t, mwr_client, check);
+    uint64_t now = mw_loop_real_ms(c->loop);
+    mw_timer_start_real(c->loop, t, CHECK_MS, check);
+    if (c->state == READY) {
+        if (!c->count || at(c, 0)->deadline > now) return;
+        mw_error e;
+        mw_fail(&e, MW_ECLOSED, true, "redis: no answer in time");
+        mw_stream_fail(c->stream, &e);
+    } else if (!c->sent) {
+        bool inside = c->inside;
+        c->inside = true;
+        expire_unsent(c, now);
+        c->inside = inside;
+        if (c->closed && !inside) mwr_client_close(c);
+    }
+}
+
+/* ---- greeting ---- */
+
+static void step(mwr_client *c, greeting_step s) { c->steps[c->step_count++] = (uint8_t)s; }
+
+static void write_greeting(mwr_client *c) {
+    const mwr_target *t = c->o.target;
+    mw_buf b = {0};
+    c->step_count = c->step_at = 0;
+    c->rejected = false;
+    if (*t->password) {
+        mwr_write_array(&b, *t->user ? 3 : 2);
+        mwr_write_text(&b, "AUTH");
+        if (*t->user) mwr_write_text(&b, t->user);
+        mwr_write_text(&b, t->password);
+        step(c, STEP_LOGIN);
+    }
+    if (t->db >= 0) { /* also when it is 0: this tells whether a password is wanted */
+        mwr_write_array(&b, 2);
+        mwr_write_text(&b, "SELECT");
+        mwr_write_number(&b, t->db);
+        step(c, STEP_DB);
+    }
+    mwr_write_array(&b, 3);
+    mwr_write_text(&b, "CLIENT");
+    mwr_write_text(&b, "SETNAME");
+    mwr_write_text(&b, c->o.name);
+    step(c, STEP_NAME);
+    mwr_write_array(&b, 2);
+    mwr_write_text(&b, "CLIENT");
+    mwr_write_text(&b, "ID");
+    step(c, STEP_ID);
+    if (!c->o.any_role && (c->o.sentinel || strchr(t->hosts, ','))) {
+        mwr_write_array(&b, 1);
+        mwr_write_text(&b, "ROLE");
+        step(c, STEP_ROLE);
+    }
+    for (int i = 0; c->o.scripts && i < MWR_SCRIPTS; i++) {
+        mwr_write_array(&b, 3);
+        mwr_write_text(&b, "SCRIPT");
+        mwr_write_text(&b, "LOAD");
+        mwr_write_text(&b, mwr_script_text(i));
+        step(c, STEP_SCRIPT);
+    }
+    mw_stream_write(c->stream, b.data, b.len);
+    mw_buf_free(&b);
+}
+
+static void reject(mwr_client *c, const mw_error *e) {
+    c->rejected = true;
+    mw_stream_fail(c->stream, e);
+}
+
+static void greeted(mwr_client *c) {
+    end_begun(c);
+    c->state = READY;
+    mw_stream_established(c->stream);
+    c->events.ready(c->owner);
+    if (!c->closed) mwr_flush(c);
+}
+
+/* A name that cannot be set, or a number that cannot be asked for, is no reason not to work. */
+static void greeting_reply(mwr_client *c, const mwr_unit *u) {
+    greeting_step s = (greeting_step)c->steps[c->step_at++];
+    mw_error e;
+    if (c->rejected) return;
+    if (u->node->type == MWR_ERROR) {
+        mwr_error_of(u->base + u->node->at, u->node->len, &e);
+        bool vital = s != STEP_NAME && s != STEP_ID && s != STEP_ROLE;
+        if (vital || begins(u, "NOAUTH") || begins(u, "LOADING")) {
+            reject(c, &e);
+            return;
+        }
+    } else if (s == STEP_ID) {
+        c->id = mwr_number(u, u->node);
+    } else if (s == STEP_ROLE) {
+        const mwr_node *role = mwr_child(u->node, 0);
+        if (role && !mwr_is(u, role, "master")) {
+            mw_fail(&e, MW_ECLOSED, true, "redis: this server is a replica");
+            reject(c, &e);
+            return;
+        }
+    }
+    if (c->step_at == c->step_count) greeted(c);
+}
+
+/* ---- replies ---- */
+
+static int reply_depth(void *owner) {
+    mwr_client *c = owner;
+    return c->state == READY && c->count ? at(c, 0)->depth : 0;
+}
+
+/* Some errors concern the connection, not the command. */
+static void look_at_error(mwr_client *c, const mwr_unit *u, const mw_error *e) {
+    if (begins(u, "MOVED ")) {
+        char hosts[256];
+        const char *text = u->base + u->node->at, *end = text + u->node->len;
+        const char *space = memchr(text + 6, ' ', u->node->len - 6);
+        if (space && (size_t)(end - space) < sizeof hosts) {
+            memcpy(hosts, space + 1, (size_t)(end - space - 1));
+            hosts[end - space - 1] = 0;
+            mwr_client_redirect(c, hosts);
+        }
+        mw_stream_fail(c->stream, e);
+    } else if (begins(u, "READONLY") || begins(u, "MASTERDOWN") || begins(u, "NOAUTH") || begins(u, "NOSCRIPT")) {
+        mw_stream_fail(c->stream, e); /* a new connection finds the master, logs in, loads the scripts */
+    }
+}
+
+static void unit(void *owner, const mwr_unit *u, bool more) {
+    mwr_client *c = owner;
+    if (c->closed) return;
+    if (c->state == GREETING) {
+        if (c->step_at < c->step_count) greeting_reply(c, u);
+        return;
+    }
+    if (!c->sent) {
+        mw_error e;
+        mw_fail(&e, MW_EFORMAT, true, "redis: an answer that nobody asked for");
+        mw_stream_fail(c->stream, &e);
+        return;
+    }
+    pending p = more ? *at(c, 0) : pop(c);
+    mw_error e;
+    bool failed = u->node->type == MWR_ERROR && !more;
+    if (failed) mwr_error_of(u->base + u->node->at, u->node->len, &e);
+    if (p.reply) p.reply(c->owner, p.cookie, u, more, failed ? &e : NULL);
+    if (failed && !c->closed) look_at_error(c, u, &e);
+}
+
+static size_t input(void *owner, const char *data, size_t len, size_t *need) {
+    mwr_client *c = owner;
+    mw_error e;
+    c->inside = true;
+    int64_t n = mwr_parse(&c->parser, data, len, need, &e);
+    c->inside = false;
+    if (c->closed) {
+        mwr_client_close(c);
+        return len;
+    }
+    if (n < 0) {
+        mw_stream_fail(c->stream, &e);
+        return len;
+    }
+    return (size_t)n;
+}
+
+/* ---- the stream ---- */
+
+static void up(void *owner) {
+    mwr_client *c = owner;
+    c->state = GREETING;
+    mwr_parser_reset(&c->parser);
+    write_greeting(c);
+}
+
+static void down(void *owner, const mw_error *why) {
+    mwr_client *c = owner;
+    end_begun(c);
+    c->state = LOGGED_OUT;
+    c->inside = true;
+    for (uint32_t n = c->sent; n && c->sent && !c->closed; n--) fail_first(c, why);
+    if (!c->closed) c->events.lost(c->owner, why);
+    if (!c->closed && c->o.impatient) expire_unsent(c, mw_loop_real_ms(c->loop));
+    c->inside = false;
+    if (c->closed) {
+        mwr_client_close(c);
+        return;
+    }
+    if (c->o.sentinel) mwr_sentinel_ask(c->o.sentinel);
+}
+
+static const mw_stream_events STREAM = {.up = up, .input = input, .down = down};
+
+static int open_stream(mwr_client *c, const char *hosts, mw_error *e) {
+    mw_stream_options o = {.hosts = hosts,
+                           .default_port = c->o.port ? c->o.port : 6379,
+                           .tls = c->o.target->tls,
+                           .retry_cap_ms = RETRY_CAP_MS,
+                           .max_input = MAX_INPUT};
+    c->stream = mw_stream_open(c->loop, &o, &STREAM, c, e);
+    return c->stream ? 0 : -1;
+}
+
+mwr_client *mwr_client_open(mw_loop *loop, const mwr_client_options *o, const mwr_client_events *events,
+                            void *owner, mw_error *e) {
+    mwr_client *c = calloc(1, sizeof *c);
+    if (!c) abort();
+    c->loop = loop;
+    c->o = *o;
+    c->events = *events;
+    c->owner = owner;
+    c->parser.unit = unit;
+    c->parser.depth = reply_depth;
+    c->parser.owner = c;
+    mwr_parser_reset(&c->parser);
+    if (!o->sentinel && open_stream(c, o->target->hosts, e)) {
+        free(c);
+        return NULL;
+    }
+    mw_timer_start_real(loop, &c->check, CHECK_MS, check);
+    if (o->sentinel) mwr_sentinel_watch(o->sentinel, c);
+    return c;
+}
+
+void mwr_client_close(mwr_client *c) {
+    if (!c) return;
+    if (!c->closed) {
+        if (c->o.sentinel) mwr_sentinel_forget(c->o.sentinel, c);
+        mw_stream_close(c->stream);
+        mw_timer_stop(&c->check);
+        c->stream = NULL;
+        c->closed = c->parser.stop = true;
+        c->state = LOGGED_OUT;
+        mw_error e;
+        mw_fail(&e, MW_ECLOSED, true, "redis: the connection is being closed");
+        bool inside = c->inside;
+        c->inside = true;
+        for (uint32_t n = c->count; n; n--) fail_first(c, &e);
+        c->inside = inside;
+    }
+    if (c->inside) return;
+    mwr_parser_free(&c->parser);
+    mw_buf_free(&c->out);
+    free(c->ring);
+    free(c);
+}
+
+void mwr_client_redirect(mwr_client *c, const char *hosts) {
+    mw_error e;
+    if (!c->stream)
+        open_stream(c, hosts, &e);
+    else
+        mw_stream_redirect(c->stream, hosts, &e);
+}
+
+void mwr_client_drop(mwr_client *c, const mw_error *why) {
+    if (c->stream) mw_stream_fail(c->stream, why);
+}
+
+bool mwr_client_ready(const mwr_client *c) { return c->state == READY; }
+int64_t mwr_client_id(const mwr_client *c) { return c->id; }
+size_t mwr_client_waiting(const mwr_client *c) { return c->count; }
+mw_stream *mwr_client_stream(const mwr_client *c) { return c->stream; }

@@ -1,0 +1,163 @@
+/* redis.c - connections of the Redis Streams driver, and its struct. See redis.h. */
+#include "drivers/redis/redis.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/uuid.h"
+
+/* ---- answers that are known at once come later all the same ---- */
+
+static void answer_all(mw_deferred *d) {
+    mw_conn *c = mw_container_of(d, mw_conn, answering);
+    mw_buf batch = c->later;
+    c->later = (mw_buf){0};
+    for (size_t i = 0; i < batch.len / sizeof(mwr_answer); i++) {
+        mwr_answer *a = &((mwr_answer *)(void *)batch.data)[i];
+        if (a->source)
+            c->host->settled(a->source, a->cookie, a->failed ? &a->e : NULL);
+        else
+            c->host->published(c->link, a->cookie, a->failed ? &a->e : NULL);
+    }
+    mw_buf_free(&batch);
+}
+
+void mwr_answer_later(mw_conn *c, mw_source *s, void *cookie, const mw_error *e) {
+    mwr_answer a = {.source = s, .cookie = cookie, .failed = e != NULL};
+    if (e) a.e = *e;
+    mw_buf_add(&c->later, &a, sizeof a);
+    mw_defer(c->loop, &c->answering, answer_all);
+}
+
+/* ---- channels ---- */
+
+mwr_channel *mwr_channel_of(mw_conn *c, const char *name) {
+    mwr_channel **at = &c->channels;
+    for (; *at; at = &(*at)->next)
+        if (strcmp((*at)->name, name) == 0) return *at;
+    size_t n = strlen(name) + 1;
+    mwr_channel *made = mwr_alloc(sizeof *made + n);
+    memcpy(made->name, name, n);
+    return *at = made;
+}
+
+static int redis_declare(mw_conn *c, const char *name, const mw_channel_options *o, mw_error *e) {
+    (void)e;
+    mwr_channel *channel = mwr_channel_of(c, name);
+    free(channel->body_field);
+    channel->body_field = NULL;
+    channel->trim_count = 0;
+    channel->trim_acked = channel->delete_acked = false;
+    for (size_t i = 0; i < o->setting_count; i++) {
+        const mw_setting *s = &o->settings[i];
+        if (strcmp(s->name, "body_field") == 0 && strcmp(s->value, "body") != 0)
+            channel->body_field = strdup(s->value);
+        else if (strcmp(s->name, "trim.count") == 0)
+            channel->trim_count = strtoull(s->value, NULL, 10);
+        else if (strcmp(s->name, "trim.acked") == 0)
+            channel->trim_acked = strcmp(s->value, "true") == 0;
+        else if (strcmp(s->name, "delete") == 0)
+            channel->delete_acked = strcmp(s->value, "true") == 0;
+    }
+    return 0;
+}
+
+/* ---- connections ---- */
+
+/* Said when it changes; while it stays away, again when the reason is another. */
+static void tell(mw_conn *c, bool up, const mw_error *why) {
+    const char *text = why ? why->text : "";
+    if (c->said && c->up == up && (up || strcmp(text, c->trouble) == 0)) return;
+    c->said = true;
+    c->up = up;
+    snprintf(c->trouble, sizeof c->trouble, "%s", text);
+    c->host->state(c->link, up, why);
+}
+
+static void ready(void *owner) {
+    mw_conn *c = owner;
+    tell(c, true, NULL);
+    for (mw_sub *s = c->subs, *next; s; s = next) {
+        next = s->next;
+        mwr_sub_connected(s);
+    }
+}
+
+static void lost(void *owner, const mw_error *why) {
+    mw_conn *c = owner;
+    tell(c, false, why);
+    for (mw_sub *s = c->subs, *next; s; s = next) {
+        next = s->next;
+        mwr_sub_lost(s);
+    }
+}
+
+static mw_conn *redis_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host, mw_error *e) {
+    static const mwr_client_events EVENTS = {ready, lost};
+    mw_conn *c = mwr_alloc(sizeof *c);
+    *c = (mw_conn){.loop = loop, .link = link, .host = host};
+    snprintf(c->token, sizeof c->token, "%016llx", (unsigned long long)mw_random64());
+    if (mwr_target_from_url(&c->target, url, e)) goto fail;
+    if (*c->target.sentinel && !(c->sentinel = mwr_sentinel_new(loop, &c->target, e))) goto fail;
+    mwr_client_options o = {
+        .target = &c->target, .sentinel = c->sentinel, .name = "moonwire-commands", .scripts = true};
+    c->client = mwr_client_open(loop, &o, &EVENTS, c, e);
+    if (c->client) return c;
+fail:
+    mwr_sentinel_free(c->sentinel);
+    mwr_target_free(&c->target);
+    free(c);
+    return NULL;
+}
+
+static void redis_close(mw_conn *c) {
+    c->closing = true;
+    while (c->subs) mwr_sub_free(c->subs);
+    mwr_client_close(c->client);
+    mwr_sentinel_free(c->sentinel);
+    mw_deferred_cancel(c->loop, &c->answering);
+    mw_buf_free(&c->later);
+    for (mwr_channel *x = c->channels, *next; x; x = next) {
+        next = x->next;
+        free(x->body_field);
+        free(x);
+    }
+    mwr_target_free(&c->target);
+    free(c);
+}
+
+static size_t redis_peers(mw_conn *c, mw_peer *out, size_t max) {
+    size_t n = 0;
+    mw_stream *s = mwr_client_stream(c->client);
+    if (s && n < max) mw_stream_look(s, "commands", &out[n++]);
+    for (mw_sub *sub = c->subs; sub && n < max; sub = sub->next)
+        if (sub->reader && (s = mwr_client_stream(sub->reader))) mw_stream_look(s, "reader", &out[n++]);
+    return n;
+}
+
+static void redis_pause(mw_sub *s) { s->paused = true; }
+
+static const char *const SCHEMES[] = {"redis", "rediss", "redis+unix", NULL};
+
+const mw_driver mw_driver_redis;
+const mw_driver mw_driver_redis = {
+    .name = "redis",
+    .schemes = SCHEMES,
+    .can = MW_CAN_DELAY | MW_CAN_ATOMIC | MW_CAN_DEDUPE | MW_CAN_BROWSE | MW_CAN_REMOVE | MW_CAN_RETRY,
+    .open = redis_open,
+    .close = redis_close,
+    .declare = redis_declare,
+    .subscribe = mwr_subscribe,
+    .resume = mwr_read,
+    .begin = mwr_begin,
+    .settle = mwr_settle,
+    .depth = mwr_depth,
+    .pause = redis_pause,
+    .unsubscribe = mwr_unsubscribe,
+    .publish = mwr_publish,
+    .dedupe = mwr_dedupe,
+    .browse = mwr_browse,
+    .remove = mwr_remove,
+    .peers = redis_peers,
+};

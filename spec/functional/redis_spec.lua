@@ -1,0 +1,215 @@
+-- Redis Streams as a user has them: what other programs read and write, trimming, the commands, shared dedupe.
+local C = require "moonwire.internal.cdef"
+local contract = require("spec.contract.redis").plain
+local harness = require "spec.support.harness"
+local json = require "moonwire.json"
+local process = require "spec.support.process"
+local project = require "spec.support.project"
+local servers = require "spec.support.servers.redis"
+
+C.mw_log_setup(0, 9)
+
+local MAIN = [[
+local mw = require "moonwire"
+local broker = mw.connect(mw.env "BROKER_URL")
+mw.pipeline "p" {
+  from = broker:channel("in", %s),
+  handler = function(msg) %s end,
+  retry = { attempts = 1 },
+}
+]]
+
+describe("redis", function()
+  local server, url, dir
+  lazy_setup(function()
+    server = servers.start()
+    url = "redis://127.0.0.1:" .. server.port
+  end)
+  lazy_teardown(function() server:kill() end)
+  before_each(function()
+    server:call "FLUSHALL"
+    dir = process.tmpdir()
+  end)
+
+  local function write(options, handler)
+    project.write(dir .. "/moonwire.lua", MAIN:format(options or "nil", handler or ""))
+  end
+
+  local function moonwire(...)
+    return process.run { { os.getenv "MOONWIRE_BIN", ... }, env = { BROKER_URL = url }, cwd = dir, timeout = 30 }
+  end
+
+  local function good(...)
+    local result = moonwire(...)
+    assert.equal(0, result.code, result.stderr .. result.stdout)
+    return result.stdout
+  end
+
+  describe("entries", function()
+    it("have fields that other programs can read", function()
+      write()
+      good("publish", "in", '{"n":1}', "--key", "ann", "--id", "m1", "--header", "x-a=1", "--type", "application/json")
+      local fields = servers.fields(server:call("XRANGE", "in", "-", "+")[1][2])
+      assert.equal('{"n":1}', fields.body)
+      assert.equal("m1", fields.id)
+      assert.equal("ann", fields.key)
+      assert.equal("1", fields["h:x-a"])
+      assert.matches("^%d+$", fields.time)
+    end)
+
+    it("of other programs are read by body_field, their other fields as headers", function()
+      write('{ body_field = "data" }', [[mw.publish("out", msg.data.n .. " " .. msg:header "source" .. " " .. msg.id)]])
+      server:call("XADD", "in", "5-1", "data", '{"n":7}', "source", "shop")
+      good("run", "--once")
+      local fields = servers.fields(server:call("XRANGE", "out", "-", "+")[1][2])
+      assert.equal("7 shop 5-1", fields.body)
+    end)
+  end)
+
+  describe("a stream", function()
+    local function fill(n)
+      for i = 1, n do server:call("XADD", "in", "*", "id", "m" .. i, "body", "x") end
+    end
+
+    it("keeps what was handled, unless told otherwise", function()
+      write()
+      fill(20)
+      good("run", "--once")
+      assert.equal(20, server:call("XLEN", "in"))
+    end)
+
+    it("with delete = true loses each message with its ack", function()
+      write "{ delete = true }"
+      fill(20)
+      good("run", "--once")
+      assert.equal(0, server:call("XLEN", "in"))
+    end)
+
+    it("with delete = true keeps what another group has not acked", function()
+      write "{ delete = true }"
+      fill(20)
+      server:call("XGROUP", "CREATE", "in", "other", "0")
+      good("run", "--once")
+      assert.equal(20, server:call("XLEN", "in"))
+    end)
+
+    it("with trim.acked loses what lies below the lowest message that some group still has", function()
+      write "{ trim = { acked = true } }"
+      fill(300)
+      server:call("XGROUP", "CREATE", "in", "other", "0")
+      local read = server:call("XREADGROUP", "GROUP", "other", "c", "COUNT", "100", "STREAMS", "in", ">")[1][2]
+      for i = 1, 49 do server:call("XACK", "in", "other", read[i][1]) end
+      local child = process.spawn { { os.getenv "MOONWIRE_BIN", "run" }, env = { BROKER_URL = url }, cwd = dir }
+      finally(function() child:kill "KILL" child:wait(5) end)
+      harness.new(setmetatable({ url = function(h) h.server, h.db = server, 0 return url end }, { __index = contract }))
+        :wait(function() return server:call("XLEN", "in") == 251 end, 15, "the stream to be trimmed")
+      assert.equal(read[50][1], server:call("XRANGE", "in", "-", "+", "COUNT", "1")[1][1])
+    end)
+
+    it("with trim.count is kept short by who publishes", function()
+      project.write(dir .. "/moonwire.lua", MAIN:format("nil", [[
+        for i = 1, 50 do mw.publish("out", "x") end]]) .. '\nbroker:channel("out", { trim = { count = 100 } })\n')
+      fill(20)
+      good("run", "--once")
+      local length = server:call("XLEN", "out")
+      assert.is_true(length >= 100 and length < 400, length .. " entries")
+    end)
+  end)
+
+  it("an option that a channel does not have is an error, with the nearest name", function()
+    write '{ body_feild = "data" }'
+    local result = moonwire "check"
+    assert.equal(78, result.code)
+    assert.matches('moonwire.lua:4: channel "in": unknown field "body_feild"; did you mean "body_field"?', result.stderr,
+      1, true)
+    write "{ trim = { cuont = 5 } }"
+    assert.matches('unknown field "trim.cuont"; did you mean "count"?', moonwire("check").stderr, 1, true)
+    write "{ trim = 5 }"
+    assert.matches("trim must be a table", moonwire("check").stderr, 1, true)
+  end)
+
+  it("an address with an unknown option is an error, with the nearest name", function()
+    write()
+    local result = process.run { { os.getenv "MOONWIRE_BIN", "run", "--once" }, env = { BROKER_URL = url .. "?timout=3" },
+                                 cwd = dir }
+    assert.equal(69, result.code, result.stderr)
+    assert.matches('did you mean "timeout"', result.stderr .. result.stdout, 1, true)
+  end)
+
+  it("a server that is away is said in time, without the password", function()
+    write()
+    local result = process.run { { os.getenv "MOONWIRE_BIN", "publish", "in", "x" }, cwd = dir, timeout = 30,
+      env = { BROKER_URL = ("redis://u:secret@127.0.0.1:%d?timeout=1"):format(process.free_port()) } }
+    assert.equal(69, result.code, result.stderr)
+    assert.is_nil((result.stderr .. result.stdout):find("secret", 1, true))
+  end)
+
+  describe("the commands", function()
+    it("tail shows what stands there, and where", function()
+      write()
+      for i = 1, 450 do server:call("XADD", "in", ("7-%d"):format(i), "id", "m" .. i, "body", "text " .. i) end
+      local lines = {}
+      for line in good("tail", "in", "--from", "start", "--json", "--count", "450"):gmatch "[^\n]+" do
+        lines[#lines + 1] = json.decode(line)
+      end
+      assert.equal(450, #lines)
+      assert.equal("7-450", lines[450].position)
+      assert.equal("text 450", lines[450].body)
+    end)
+
+    it("dlq ls, show, replay and purge work on a stream of dead letters", function()
+      write("nil", [[if msg.body == "bad" and not msg:header "mw-replay" then error("no", 0) end]])
+      for i = 1, 3 do server:call("XADD", "in", "*", "id", "m" .. i, "body", "bad") end
+      good("run", "--once")
+      assert.equal(3, server:call("XLEN", "in.dead"))
+      assert.matches("m2", good("dlq", "ls", "in.dead"))
+      assert.matches("gave up after 1", good("dlq", "show", "in.dead", "m2"))
+      good("dlq", "replay", "in.dead", "m2", "--yes")
+      assert.equal(2, server:call("XLEN", "in.dead"))
+      assert.equal(4, server:call("XLEN", "in"))
+      good("run", "--once")
+      good("dlq", "purge", "in.dead", "--yes")
+      assert.equal(0, server:call("XLEN", "in.dead"))
+    end)
+
+    it("status tells the connections and how far it is", function()
+      write("nil", "mw.sleep(0.2)")
+      local child = process.spawn { { os.getenv "MOONWIRE_BIN", "run" }, env = { BROKER_URL = url }, cwd = dir }
+      finally(function() child:kill "KILL" child:wait(5) end)
+      local h = harness.new(setmetatable({ url = function(x) x.server, x.db = server, 0 return url end },
+        { __index = contract }))
+      h:wait(function() return moonwire("status").code == 0 end, 20, "the worker")
+      h:wait(function()
+        local text = moonwire("status").stdout
+        return text:find "commands" and text:find "reader" and text:find "up"
+      end, 20, "the connections in status")
+    end)
+  end)
+
+  it("dedupe records are shared by workers of different brokers", function()
+    local function worker(name)
+      local where = dir .. "/" .. name
+      process.run { "mkdir", "-p", where }
+      project.write(where .. "/moonwire.lua", ([[
+        local mw = require "moonwire"
+        local broker = mw.connect "embedded:data"
+        mw.pipeline "p" { from = broker:channel "in", dedupe = { ttl = 60, store = mw.connect %q },
+          handler = function(msg) io.open(%q, "a"):write(msg.id, "\n") end }
+        ]]):format(url, dir .. "/handled"))
+      return function(...)
+        local result = process.run { { os.getenv "MOONWIRE_BIN", ... }, cwd = where, timeout = 30,
+                                     env = { BROKER_URL = "embedded:data" } }
+        assert.equal(0, result.code, result.stderr)
+      end
+    end
+    local one, two = worker "one", worker "two"
+    one("publish", "in", "x", "--id", "same")
+    two("publish", "in", "x", "--id", "same")
+    two("publish", "in", "x", "--id", "other")
+    one("run", "--once")
+    two("run", "--once")
+    local handled = {}
+    for line in io.lines(dir .. "/handled") do handled[#handled + 1] = line end
+    assert.same({ "same", "other" }, handled)
+  end)
+end)
