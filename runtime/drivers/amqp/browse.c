@@ -268,6 +268,7 @@ static void take_out(rmq_look *l, seen *s, size_t index) {
     *r = (replacement){.pub = {.msg = p->msg, .done = replaced}, .look = l, .tag = s->tag};
     l->publishing++;
     rmq_send(l->conn, &r->pub, p->channel, p->delay_ms, false);
+    rmq_pump(l->conn);
 }
 
 /* Places can only have become smaller since it was seen. */
