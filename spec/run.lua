@@ -42,7 +42,7 @@ local specs = require "moonwire.internal.specs"
 
 -- Modules of ours that declare types or start something once.
 local KEEP = { "spec.support.wait", "spec.support.process", "spec.support.broker", "spec.support.harness",
-               "spec.support.servers.redis" }
+               "spec.support.servers.redis", "spec.support.servers.rabbitmq" }
 
 local function report(suite, counts)
   local path = os.getenv "MW_RESULTS"

@@ -5,6 +5,7 @@ local C = require "moonwire.internal.cdef"
 local async = require "moonwire.internal.async"
 local fault = require "moonwire.internal.fault"
 local publish = require "moonwire.internal.publish"
+local request = require "moonwire.internal.request"
 local verdict = require "moonwire.internal.verdict"
 local wait = require "moonwire.internal.wait"
 
@@ -13,6 +14,8 @@ local M = {
   reject = verdict.reject,
   drop = verdict.drop,
   publish = publish.publish,
+  request = request.request,
+  reply = request.reply,
   uuid = publish.uuid,
   sleep = async.sleep,
   all = async.all,

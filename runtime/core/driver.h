@@ -6,8 +6,8 @@
  * an mw_wake. No call may block.
  *
  * Re-entrancy: a driver may call mw_host functions from inside any driver call except `settle`, `publish`,
- * `dedupe`, `browse`, `remove`, `groups`, `remove_group`: their answers come in a later deferred call, so
- * that the core's lists are never changed under its feet.
+ * `dedupe`, `browse`, `remove`, `groups`, `remove_group`, `topology`, `request`: their answers come in a
+ * later deferred call, so that the core's lists are never changed under its feet.
  *
  * The core may call any driver function from inside a host call.
  *
@@ -199,6 +199,9 @@ typedef struct mw_host {
                     const mw_error *e); /* last: position to continue after */
     void (*removed)(mw_link *l, void *cookie, size_t count, const mw_error *e);
     void (*grouped)(mw_link *l, void *cookie, const mw_group_info *groups, size_t count, const mw_error *e);
+    void (*topology)(mw_link *l, void *cookie, const char *answer, size_t len, const mw_error *e);
+    void (*replied)(mw_link *l, void *cookie, mw_message *m,
+                    const mw_error *e); /* the reference passes to the core; NULL with an error */
     void (*state)(mw_link *l, bool up,
                   const mw_error *why); /* connection lost or back, for logs and status */
 } mw_host;
@@ -253,6 +256,15 @@ typedef struct mw_driver {
      * lives, unless forced; such a consumer loses what it has and begins as a new group. Answered by
      * `removed`, with how many messages were waiting for it. */
     void (*remove_group)(mw_conn *c, const char *channel, const char *group, bool force, void *cookie);
+    /* Topics, queues, exchanges: compares what is wanted with what there is, and makes it so. Both ways JSON.
+     *   request { "op": "plan" | "apply" | "show", "force": bool, "items": [{ "kind", "name", "settings": {}
+     * }] } answer  { "items": [{ "kind", "name", "state", "differences": [{ "field", "wanted", "found" }],
+     * "error" }] } state: missing, same, different (plan), created, changed, failed (apply), present (show).
+     * What would lose messages fails without "force". The request is copied. */
+    void (*topology)(mw_conn *c, const char *request, size_t len, void *cookie);
+    /* Publishes a message with the headers reply-to ("amq.rabbitmq.reply-to") and correlation-id, and answers with
+     * the one that comes back under that id. Without it requests go through a channel of their own. */
+    void (*request)(mw_conn *c, const mw_publication *p, int64_t timeout_ms);
 } mw_driver;
 
 extern const mw_driver *const mw_drivers[]; /* NULL-terminated: drivers.c */

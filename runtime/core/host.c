@@ -14,5 +14,7 @@ const mw_host mw_core_host = {
     .browsed = mw_link_browsed,
     .removed = mw_link_removed,
     .grouped = mw_link_grouped,
+    .topology = mw_link_topology_answer,
+    .replied = mw_link_replied,
     .state = mw_link_state,
 };

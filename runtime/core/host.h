@@ -16,4 +16,6 @@ void mw_link_browsed(mw_link *l, void *cookie, const mw_entry *entries, size_t c
                      const mw_error *e);
 void mw_link_removed(mw_link *l, void *cookie, size_t count, const mw_error *e);
 void mw_link_grouped(mw_link *l, void *cookie, const mw_group_info *groups, size_t count, const mw_error *e);
+void mw_link_topology_answer(mw_link *l, void *cookie, const char *answer, size_t len, const mw_error *e);
+void mw_link_replied(mw_link *l, void *cookie, mw_message *m, const mw_error *e);
 void mw_link_state(mw_link *l, bool up, const mw_error *why);

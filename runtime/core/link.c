@@ -155,6 +155,16 @@ void mw_link_remove_group(mw_link *l, const char *channel, const char *group, bo
     l->driver->remove_group(l->conn, channel, group, force, who);
 }
 
+void mw_link_topology(mw_link *l, const char *request, size_t len, mw_planner *who) {
+    l->driver->topology(l->conn, request, len, who);
+}
+
+void mw_link_request(mw_link *l, const mw_publication *p, int64_t timeout_ms, mw_asker *who) {
+    mw_publication copy = *p;
+    copy.cookie = who;
+    l->driver->request(l->conn, &copy, timeout_ms);
+}
+
 /* ---- the driver's answers ---- */
 
 void mw_link_published(mw_link *l, void *cookie, const mw_error *e) {
@@ -186,6 +196,18 @@ void mw_link_grouped(mw_link *l, void *cookie, const mw_group_info *groups, size
     (void)l;
     mw_browser *b = cookie;
     b->grouped(b, groups, count, e);
+}
+
+void mw_link_topology_answer(mw_link *l, void *cookie, const char *answer, size_t len, const mw_error *e) {
+    (void)l;
+    mw_planner *p = cookie;
+    p->answered(p, answer, len, e);
+}
+
+void mw_link_replied(mw_link *l, void *cookie, mw_message *m, const mw_error *e) {
+    (void)l;
+    mw_asker *a = cookie;
+    a->replied(a, m, e);
 }
 
 void mw_link_state(mw_link *l, bool up, const mw_error *why) {

@@ -22,6 +22,16 @@ struct mw_browser {
     void (*grouped)(mw_browser *b, const mw_group_info *groups, size_t count, const mw_error *e);
 };
 
+typedef struct mw_planner mw_planner;
+struct mw_planner {
+    void (*answered)(mw_planner *p, const char *answer, size_t len, const mw_error *e);
+};
+
+typedef struct mw_asker mw_asker;
+struct mw_asker { /* m: the reference passes to it */
+    void (*replied)(mw_asker *a, mw_message *m, const mw_error *e);
+};
+
 /* Checks the address and finds its driver, without touching the broker. */
 mw_link *mw_link_new(mw_loop *loop, const char *url, mw_error *e);
 int mw_link_open(mw_link *l, mw_error *e); /* twice is once */
@@ -44,5 +54,7 @@ void mw_link_browse(mw_link *l, mw_browse b, mw_browser *who);
 void mw_link_remove(mw_link *l, mw_removal r, mw_browser *who);
 void mw_link_groups(mw_link *l, const char *channel, mw_browser *who);
 void mw_link_remove_group(mw_link *l, const char *channel, const char *group, bool force, mw_browser *who);
+void mw_link_topology(mw_link *l, const char *request, size_t len, mw_planner *who); /* the driver has it */
+void mw_link_request(mw_link *l, const mw_publication *p, int64_t timeout_ms, mw_asker *who); /* the driver has it */
 
 extern const mw_host mw_core_host; /* pipeline.c: what every driver calls */

@@ -172,6 +172,8 @@ static void confirmed(mw_confirm *c, const mw_error *e) {
     if (--d->confirms_left || p->abandoned)
         return; /* abandoned: the links are being closed, there is nobody to tell */
     if (d->fenced) {
+        mw_delivery_log(MW_WARN, "fenced: verdict discarded", d);
+        mw_log_end();
         discard(d);
     } else if (!d->failed_publish) {
         d->settle_tries = 0; /* the ack has its own troubles */

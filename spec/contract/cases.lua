@@ -11,6 +11,7 @@ local WHY_NOT = {
   park = "cannot park messages; refused at start",
   refuse = "cannot be made to refuse; see spec/faults",
 }
+local ONLY_LACKS = { groups = true, start = true } -- no capability: a driver that lacks it says so in drivers.lua
 
 local cases = {}
 local function case(name, title, needs, run)
@@ -23,11 +24,15 @@ local M = { list = cases }
 -- nil, or why this driver cannot show the case
 function M.not_for(c, h)
   for _, need in ipairs(c.needs) do
+    local lacks = h.driver.lacks and h.driver.lacks[need]
+    if lacks then return lacks end
+    if ONLY_LACKS[need] then goto next_need end
     if need == "refuse" then
       if not h.driver.refuse then return WHY_NOT.refuse end
     elseif not h:can(CAN[need]) then
       return WHY_NOT[need]
     end
+    ::next_need::
   end
 end
 
@@ -271,7 +276,7 @@ case("dead-whole", "a dead letter is whole: bytes, key, id, type and headers, an
   assert.equal("transient", d["mw-dead-class"])
   assert.equal("2", d["mw-dead-attempts"])
   assert.equal("in", d["mw-dead-channel"])
-  assert.equal(h.url, d["mw-dead-broker"])
+  assert.equal((h.url:gsub("(//[^:/@]*):[^@]*@", "%1@")), d["mw-dead-broker"]) -- without the password
   assert.equal("p", d["mw-dead-pipeline"])
   assert.equal("the group", d["mw-dead-group"])
   assert.equal("first boom", d["mw-dead-first-error"])
@@ -648,6 +653,13 @@ case("drain-storm", "a stop while hundreds of retries fall due loses none and co
   end
 end)
 
+-- Without transactions a publish can be out before its worker learns that it lost the message.
+local function assert_only_late(h)
+  local out = by_id(h:messages "out")
+  assert.equal(1, #(out["out-2"] or {}))
+  if h:can(CAN.atomic) or not h.driver.outside then assert.is_nil(out["out-1"]) end
+end
+
 case("fence", "a verdict that comes after the message was taken away is discarded and counted", function(h)
   local worker = h:start { settings = "lease = 1, timeout = 60, concurrency = 4,", handler = [[
     function M.handle(msg)
@@ -664,7 +676,7 @@ case("fence", "a verdict that comes after the message was taken away is discarde
   h:wait_settled()
   h:wait(function() return worker:fenced() >= 1 end, 5, "the discarded verdict to be counted")
   assert.same({ 1, 2 }, attempts_of(h.trace:of "begin", "m1"))
-  assert.same({ "out-2" }, ids(h:messages "out"))
+  assert_only_late(h)
 end)
 
 case("fence-dedupe", "a late verdict does not make the message look handled: it is, by the next worker", function(h)
@@ -682,7 +694,7 @@ case("fence-dedupe", "a late verdict does not make the message look handled: it 
   h:cut(worker, function() return clock.now() - since > 2.5 * h.late or h.trace:count "begin" == 2 end, 20)
   h:wait_settled("in", 20)
   assert.same({ 1, 2 }, attempts_of(h.trace:of "begin", "m1"))
-  assert.same({ "out-2" }, ids(h:messages "out"))
+  assert_only_late(h)
 end)
 
 --- Priorities and delays ---------------------------------------------------------------------------------------------
@@ -732,10 +744,11 @@ case("any-bytes", "bodies, keys and headers of any bytes pass through handler, p
   local headers = { ["x-nul"] = "a\0b", ["x-all"] = all, ["x-empty"] = "", ["x-lines"] = "a\r\nb: c",
                     ["\255\254"] = "odd name", ["content-length"] = "0", ["mw-replayed"] = "no" }
   h:start {
-    settings = "group = 'one',",
-    more = [[mw.pipeline "q" { from = broker:channel "in", handler = "handlers.q", dead = broker:channel "buried" }]],
+    more = [[mw.pipeline "q" { from = broker:channel "copy", handler = "handlers.q", dead = broker:channel "buried" }]],
     handler = [[function M.handle(msg)
-      mw.publish("out", msg.body, { id = msg.id, key = msg.key, headers = msg.headers })
+      for _, channel in ipairs { "out", "copy" } do
+        mw.publish(channel, msg.body, { id = msg.id, key = msg.key, headers = msg.headers })
+      end
     end]],
     files = { ["handlers/q.lua"] = [[
       local mw = require "moonwire"
@@ -744,6 +757,7 @@ case("any-bytes", "bodies, keys and headers of any bytes pass through handler, p
   local list = numbered(#bodies, function(i) return { bodies[i], key = "k" .. all, headers = headers } end)
   h:publish(list)
   h:wait_settled("in", 20)
+  h:wait_settled("copy", 20)
   for _, channel in ipairs { "out", "buried" } do
     local found = by_id(h:messages(channel))
     for i, m in ipairs(list) do
@@ -832,7 +846,7 @@ end)
 
 --- Groups ------------------------------------------------------------------------------------------------------------
 
-case("groups", "two pipelines on one channel each get every message, and fail by themselves", function(h)
+case("groups", "two pipelines on one channel each get every message, and fail by themselves", { "groups" }, function(h)
   h:start {
     settings = "retry = { attempts = 1 },",
     more = [[mw.pipeline "q" { from = broker:channel "in", handler = "handlers.q" }]],
@@ -851,7 +865,7 @@ case("groups", "two pipelines on one channel each get every message, and fail by
   assert.equal(1, #h:dead())
 end)
 
-case("start-newest", "start = newest: a new group begins with what comes next", function(h)
+case("start-newest", "start = newest: a new group begins with what comes next", { "start" }, function(h)
   h:publish(numbered(10))
   h:start { settings = "start = 'newest',", handler = DONE }
   h:ready()

@@ -8,6 +8,9 @@
 --   notes     seconds until the broker knows what a handler has begun
 --   skip(case) why this entry does not run the case: it is there for a few only
 --   refuse(h, n)  makes the broker refuse the next n publishes and settlements; leave it out where nothing can
+--   lacks     what its brokers do not have, and what becomes of the setting, by the names of `needs`
+--   few       a share of the messages, for brokers that take long
+--   close(h)  after a case
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 
@@ -44,4 +47,7 @@ return {
   },
   require("spec.contract.redis").plain,
   require("spec.contract.redis").tls,
+  require("spec.contract.rabbitmq").classic,
+  require("spec.contract.rabbitmq").quorum,
+  require("spec.contract.rabbitmq").tls,
 }

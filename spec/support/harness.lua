@@ -33,8 +33,8 @@ function M.new(driver, case)
 end
 
 -- n, scaled down for slow builds, never below `least`.
-function Harness:scaled(n, least) -- luacheck: no self
-  return math.max(least or 1, math.floor(n * M.scale))
+function Harness:scaled(n, least)
+  return math.max(least or 1, math.floor(n * M.scale * (self.driver.few or 1)))
 end
 
 function Harness:can(bit_value) return math.floor(self.broker.bits / bit_value) % 2 == 1 end
@@ -203,6 +203,7 @@ end
 function Harness:close()
   for worker in pairs(self.workers) do worker:kill() end
   self.workers = {}
+  if self.driver.close then self.driver.close(self) end
 end
 
 return M

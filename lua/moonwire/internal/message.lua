@@ -22,9 +22,12 @@ local at, view = ffi.new "size_t[1]", ffi.new "mw_header_view"
 ---@field priority integer 0..9
 ---@field channel string
 ---@field pipeline string
+---@field reply_to string|nil the channel that a reply is wanted on, see mw.reply
+---@field correlation_id string|nil
 local Message = {}
 
-local FIELDS = { "id", "body", "data", "key", "headers", "attempt", "time", "type", "priority", "channel", "pipeline" }
+local FIELDS = { "id", "body", "data", "key", "headers", "attempt", "time", "type", "priority", "channel", "pipeline",
+                 "reply_to", "correlation_id" }
 
 local function load_parts(self)
   local m = self[1]
@@ -124,6 +127,10 @@ function Message.__index(self, field)
     return self[3].channel
   elseif field == "pipeline" then
     return self[3].name
+  elseif field == "reply_to" then
+    return self.headers["reply-to"]
+  elseif field == "correlation_id" then
+    return self.headers["correlation-id"]
   end
   local method = methods[field]
   if method then return method end

@@ -9,7 +9,8 @@ local wait = require "moonwire.internal.wait"
 
 local M = {}
 
-local OPTIONS = { "key", "headers", "id", "delay", "priority", "type", "now", "of" }
+local OPTIONS = { "key", "headers", "id", "delay", "priority", "type", "now", "of", "ttl", "routing_key",
+                  "correlation_id", "reply_to" }
 local KNOWN = {}
 for _, name in ipairs(OPTIONS) do KNOWN[name] = true end
 
@@ -177,6 +178,34 @@ function M.now(link, channel, m, delay)
   return true
 end
 
+--- Options that travel as headers: what has a property for them (RabbitMQ) uses that, others carry the header.
+local AS_HEADERS = { correlation_id = "correlation-id", reply_to = "reply-to" }
+
+--- The options with those among the headers; the same table when there are none of them.
+---@return table|nil options, string|nil error
+function M.with_properties(options)
+  if options.ttl == nil and options.correlation_id == nil and options.reply_to == nil then return options end
+  if options.headers ~= nil and type(options.headers) ~= "table" then return options end -- refused in a moment
+  local copy, headers = {}, {}
+  for k, v in pairs(options) do copy[k] = v end
+  for k, v in pairs(options.headers or {}) do headers[k] = v end
+  for name, header in pairs(AS_HEADERS) do
+    local value = options[name]
+    if value ~= nil and type(value) ~= "string" then return nil, name .. " must be a string" end
+    headers[header] = value or headers[header]
+    copy[name] = nil
+  end
+  if options.ttl ~= nil then
+    if type(options.ttl) ~= "number" or options.ttl < 0 or options.ttl > 4e6 then
+      return nil, "ttl must be seconds, from 0 to 4000000"
+    end
+    headers.expiration = ("%d"):format(options.ttl * 1000)
+    copy.ttl = nil
+  end
+  copy.headers = headers
+  return copy
+end
+
 local function root_task()
   local task = wait.current
   while task and task.parent do task = task.parent end
@@ -195,14 +224,21 @@ local function check_name(name)
   names[name], name_count = true, name_count + 1
 end
 
-local function resolve(target, task)
+--- The link, and the names of the channels: an exchange stands for several in specs.
+local function resolve(target, task, options)
   if type(target) == "string" then
     if not names[target] then check_name(target) end
     return task.pipeline.link, target
   end
+  if type(target) == "table" and target.addresses then
+    local names, err = target:addresses(options.routing_key, options.headers)
+    if not names then error("mw.publish: " .. err, 3) end
+    return target.connection.link, names
+  end
   if type(target) == "table" and target.link_of then return target:link_of(), target.name end
   error("mw.publish: expected a channel or its name, got " .. type(target), 3)
 end
+M.resolve = resolve
 
 local function delivery_for(task, of)
   if not task.batch then return task.delivery end
@@ -251,21 +287,39 @@ function M.publish(target, body, options)
   if not task or task.delivery == nil then error("mw.publish: only inside a handler", 2) end
   options = options or NO_OPTIONS
   if type(options) ~= "table" then error("mw.publish: the options must be a table", 2) end
-  local link, channel = resolve(target, task)
+  local link, channel = resolve(target, task, options)
+  if options.routing_key ~= nil and type(target) == "table" and not target.addresses or type(target) == "string"
+    and options.routing_key ~= nil then
+    error("mw.publish: routing_key is for exchanges, such as broker:exchange \"orders\"", 2)
+  end
+  local err
+  options, err = M.with_properties(options)
+  if not options then error("mw.publish: " .. err, 2) end
   local delivery = not options.now and delivery_for(task, options.of) or nil
   options = with_trace(task, options)
+  if type(channel) == "table" then
+    for _, name in ipairs(channel) do M.send(delivery, link, name, body, options) end
+  else
+    M.send(delivery, link, channel, body, options)
+  end
+end
+
+--- To one channel: with the ack of the delivery, or at once without one.
+function M.send(delivery, link, channel, body, options)
   if delivery ~= nil then
     local ok, err = attach(delivery, link, channel, body, options)
-    if not ok then error("mw.publish: " .. err, 2) end
+    if not ok then error("mw.publish: " .. err, 3) end
     return
   end
   local m, err = M.message(body, options)
-  if not m then error("mw.publish: " .. err, 2) end
+  if not m then error("mw.publish: " .. err, 3) end
   local ok, why, retryable = M.now(link, channel, m, options.delay)
   if not ok then
     local text = ("publish to %s: %s"):format(channel, why)
     error(fault.new { class = retryable and "transient" or "invalid", text = text }, 0)
   end
 end
+
+M.root_task = root_task
 
 return M

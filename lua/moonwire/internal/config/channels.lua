@@ -13,6 +13,7 @@ local RETAIN = { age = { kind = "seconds", min = 0.001 }, count = { kind = "inte
 --- Rules by driver. A table has rules of its own in `fields`.
 ---@type table<string, table<string, table>>
 local DRIVERS = {
+  rabbitmq = require "moonwire.internal.config.rabbitmq".channel,
   redis = {
     body_field = { kind = "string" },
     delete = { kind = "boolean" },

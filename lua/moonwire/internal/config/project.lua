@@ -5,11 +5,13 @@ local C = require "moonwire.internal.cdef"
 local address = require "moonwire.internal.config.address"
 local channels = require "moonwire.internal.config.channels"
 local env = require "moonwire.internal.config.env"
+local exchange = require "moonwire.internal.config.exchange"
 local fields = require "moonwire.internal.config.fields"
 local ffi = require "ffi"
 local handler = require "moonwire.internal.config.handler"
 local policy = require "moonwire.internal.config.policy"
 local sandbox = require "moonwire.internal.config.sandbox"
+local topology = require "moonwire.internal.config.topology"
 local wait = require "moonwire.internal.wait"
 
 local M = {}
@@ -100,6 +102,19 @@ function Connection:channel(name, options)
     channels.declare(project, channel, options, position(project, ("channel %q"):format(name)))
   end
   return channel
+end
+
+--- An exchange of RabbitMQ, to publish to: `mw.publish(orders, body, { routing_key = "order.new" })`.
+---@param name string
+---@param options table|nil mandatory = false: a message that no queue takes is no error
+---@return moonwire.Exchange
+function Connection:exchange(name, options) return exchange.new(self, name, options) end
+
+--- What must exist at the broker: `moonwire topology plan | apply` compares and makes it.
+---@param given table see config/topology.lua
+function Connection:topology(given)
+  if type(given) ~= "table" then error("topology: expected a table, such as { topics = { … } }", 2) end
+  topology.declare(self.project, self, given, position(self.project, "topology"))
 end
 
 --- For specs: every broker of the project becomes one of its own, named after `prefix` and its place.
@@ -325,7 +340,7 @@ function M.read(dir, options)
   options = options or {}
   local self = {
     dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {},
-    pipelines = {}, begun = {}, by_name = {}, declared = {},
+    pipelines = {}, begun = {}, by_name = {}, declared = {}, topologies = {},
     settings = { drain = 25, crash_attempts = 3, watchdog = true, memory = "1GB", gate = "none", gate_limit = 60 },
     rewritten = options.rewrite and rewriter(options.rewrite),
   }

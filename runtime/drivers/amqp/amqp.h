@@ -1,0 +1,241 @@
+/* amqp.h - what the files of the RabbitMQ driver share.
+ *
+ * A connection of ours is several AMQP connections (lines): one that publishes, and one per subscription that
+ * consumes. A broker in trouble stops reading from publishers, and with them would stop the acks; a pipeline that has no
+ * room stops reading, and that must not stop another one.
+ *
+ *   amqp.c       the driver: URL, open, close, what it can do
+ *   out.c        publishing: confirms, returns, back-pressure
+ *   targets.c    where publications go: queues that are declared first, exchanges, delay tiers
+ *   consume.c    a subscription: declare, prefetch, deliver, fence
+ *   settle.c     acks, retries, releases
+ *   journal.c    what a crash must not forget of ordered messages: attempts, held retries
+ *   browse.c     looking into a queue, taking single messages out
+ *   request.c    requests and their replies
+ *   topology.c   exchanges, queues and bindings that a project declares
+ *   line.c, envelope.c, wire.c   the protocol */
+#pragma once
+#include "base/hash.h"
+#include "base/text.h"
+#include "core/driver.h"
+#include "drivers/amqp/envelope.h"
+#include "drivers/amqp/line.h"
+
+typedef struct rmq_conn rmq_conn;
+typedef struct rmq_sub rmq_sub;
+typedef struct rmq_pub rmq_pub;
+typedef struct rmq_target rmq_target;
+typedef struct rmq_job rmq_job;
+
+/* ---- queues: how one is declared that is not there yet ---- */
+
+typedef struct rmq_queue_options {
+    char *type, *overflow, *dead_exchange, *dead_key; /* NULL: not given */
+    int64_t max_priority, ttl_ms, expires_ms, max_length, max_bytes, delivery_limit; /* 0 (-1): not given */
+    bool single_active, lazy;
+} rmq_queue_options;
+
+/* ---- publishing ---- */
+
+struct rmq_pub { /* one message on its way; embed it, it is yours again in `done` */
+    rmq_pub *next;
+    rmq_target *to;
+    mw_message *msg; /* referenced until `done` */
+    rmq_stamp stamp;
+    bool returned, dropped; /* dropped: no longer wanted; not sent when it was not yet */
+    void (*done)(rmq_pub *p, const mw_error *e);
+};
+
+typedef struct rmq_fifo {
+    rmq_pub *first, **end;
+    size_t count;
+} rmq_fifo;
+
+typedef enum { RMQ_TO_QUEUE, RMQ_TO_EXCHANGE, RMQ_TO_TIER, RMQ_TO_JOURNAL } rmq_target_kind;
+
+struct rmq_target {
+    char *name; /* as the core says it */
+    rmq_target_kind kind;
+    const char *exchange, *key; /* inside of `name`, or equal to it */
+    bool mandatory;
+    enum { RMQ_UNKNOWN, RMQ_ASKING, RMQ_THERE } state;
+    uint64_t since; /* TIER: when it was declared last */
+    int64_t ttl_ms; /* TIER */
+    rmq_fifo waiting; /* until it is there */
+    rmq_target *next_same_hash;
+};
+
+struct rmq_job { /* something to be done on the admin channel, one at a time */
+    rmq_job *next;
+    void (*start)(rmq_job *j, rmq_conn *c, mw_buf *out);           /* writes one synchronous method */
+    bool (*reply)(rmq_job *j, rmq_conn *c, uint32_t method, rmq_reader *r); /* true: over, j may be gone; false: start is called again */
+    bool (*content)(rmq_job *j, rmq_conn *c, rmq_content *k); /* likewise; NULL: none is expected */
+    /* likewise; code 0: the line was lost; below 0: the connection is being closed, j ends here */
+    bool (*failed)(rmq_job *j, rmq_conn *c, int code, const mw_error *why);
+};
+
+/* ---- the connection ---- */
+
+enum { RMQ_CHAN_PUBLISH = 1, RMQ_CHAN_ADMIN = 2, RMQ_CHAN_BROWSE = 3, RMQ_CHAN_CONSUME = 1 };
+
+typedef enum { RMQ_DECLARE_AUTO, RMQ_DECLARE_PASSIVE } rmq_declare_mode;
+
+struct rmq_conn {
+    mw_loop *loop;
+    mw_link *link;
+    const mw_host *host;
+    rmq_settings settings;
+    rmq_queue_options defaults;
+    rmq_declare_mode declare;
+    char name[100];
+    mw_map declared; /* hash of the channel -> rmq_queue_options */
+    mw_headers scratch;
+    bool told_up, told_down;
+
+    rmq_line *out; /* made by the first publication */
+    rmq_chan publish, admin, look;
+    bool confirming;
+    uint64_t first_seq, next_seq; /* unconfirmed: [first, next) */
+    rmq_pub **sent;               /* ring, by sequence number */
+    size_t sent_room;             /* a power of two */
+    rmq_fifo ready;               /* target is there, not written yet */
+    mw_map targets;
+    mw_timer patience; /* how long publications wait for a broker that is away */
+    rmq_job *job, *jobs, **jobs_end;
+    bool job_sent;
+    struct rmq_request *requests; /* request.c: they wait for a reply */
+    bool wants_replies;
+
+    rmq_sub *subs;
+    struct rmq_look *looking, *looks, **looks_end; /* browse.c */
+    struct rmq_session *session;
+    mw_timer look_idle;
+    mw_deferred look_soon;
+};
+
+/* amqp.c */
+const rmq_queue_options *rmq_options_of(rmq_conn *c, const char *queue);
+void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive);
+void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o, bool passive);
+
+/* out.c */
+rmq_line *rmq_out(rmq_conn *c); /* the publishing line, made on first use */
+void rmq_send(rmq_conn *c, rmq_pub *p, const char *channel, int64_t delay_ms, bool retry);
+void rmq_send_to(rmq_conn *c, rmq_pub *p, rmq_target *to);
+void rmq_pump(rmq_conn *c);
+void rmq_finish(rmq_pub *p, const mw_error *e);
+void rmq_job_add(rmq_conn *c, rmq_job *j);
+void rmq_out_close(rmq_conn *c);
+void rmq_publish(mw_conn *conn, const mw_publication *list, size_t count);
+void rmq_fifo_push(rmq_fifo *f, rmq_pub *p);
+rmq_pub *rmq_fifo_pop(rmq_fifo *f);
+
+/* targets.c */
+rmq_target *rmq_target_get(rmq_conn *c, const char *channel);
+rmq_target *rmq_target_journal(rmq_conn *c, const char *name);
+rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, bool retry, mw_error *e);
+bool rmq_target_ready(rmq_conn *c, rmq_target *t); /* false: it is being declared, publications wait in it */
+void rmq_targets_forget(rmq_conn *c);              /* the line was lost: ask again */
+void rmq_targets_gather(rmq_conn *c);             /* moves what waits for targets to c->ready */
+void rmq_targets_free(rmq_conn *c);
+int64_t rmq_tier(int64_t delay_ms, bool retry); /* the TTL of the queue for this delay */
+
+/* ---- subscriptions ---- */
+
+typedef struct rmq_entry { /* a delivery, by its tag */
+    mw_message *msg;       /* NULL: settled */
+    mw_text *first_error;
+    uint32_t failures;
+    uint8_t state; /* rmq_entry_state */
+    bool has_id, redelivered, begun;
+} rmq_entry;
+
+typedef enum { RMQ_SETTLED, RMQ_OURS, RMQ_DONE } rmq_entry_state; /* DONE: acked by the core, not written yet */
+
+typedef struct rmq_journal rmq_journal;
+
+struct rmq_sub {
+    rmq_sub *next;
+    rmq_conn *conn;
+    mw_source *source;
+    const mw_host *host;
+    char *queue;
+    mw_order order;
+    rmq_line *line;
+    rmq_chan chan;
+    enum { RMQ_ASLEEP, RMQ_FINDING, RMQ_MAKING, RMQ_TUNING_IN, RMQ_RUNNING, RMQ_STOPPING } step;
+    bool missing, paused, closing, held, standby;
+    uint32_t unit; /* one per channel that was opened: tags die with it */
+    uint32_t prefetch;
+    char tag[160];
+    mw_timer again;
+
+    rmq_entry *window; /* ring, by delivery tag */
+    size_t window_room;
+    uint64_t base, top; /* tags in [base, top) are in the window */
+    mw_buf done;        /* of uint64_t: acked during this batch */
+    uint32_t unsettled;
+
+    mw_buf waiting; /* of mw_incoming: no room in the core yet */
+    size_t waiting_at, waiting_bytes;
+
+    mw_buf answers; /* of rmq_answer */
+    mw_deferred answering;
+
+    int64_t wait_ms; /* before the queue is asked for again, once the channel is open */
+
+    uint64_t ready_seen; /* messages in the queue when the broker last said so */
+    uint64_t delayed;    /* retries of ours that wait in a tier */
+    uint64_t delayed_until;
+    uint64_t asked_ms, asked_at, activity;
+    bool depth_known, asking, fresh; /* fresh: nothing has happened since the broker said so */
+    rmq_journal *journal; /* NULL: order = "none" */
+};
+
+mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e);
+void rmq_resume(mw_sub *sub);
+void rmq_begin(mw_sub *sub, uint64_t tag, uint32_t unit);
+void rmq_pause(mw_sub *sub);
+void rmq_unsubscribe(mw_sub *sub);
+bool rmq_depth(mw_sub *sub, mw_depth *out);
+void rmq_sub_pump(rmq_sub *s);
+void rmq_sub_free(rmq_sub *s);
+
+rmq_entry *rmq_entry_of(rmq_sub *s, uint64_t tag);
+void rmq_window_add(rmq_sub *s, uint64_t tag, rmq_entry e);
+void rmq_window_clear(rmq_sub *s);
+void rmq_settle(mw_sub *sub, const mw_settlement *list, size_t count);
+void rmq_answer_later(rmq_sub *s, void *cookie, int code, const char *text);
+void rmq_acked(rmq_sub *s, uint64_t tag); /* may be written from now on */
+void rmq_write_acks(rmq_sub *s);
+void rmq_answers_free(rmq_sub *s);
+
+/* journal.c: see there */
+rmq_journal *rmq_journal_new(rmq_sub *s);
+void rmq_journal_free(rmq_journal *j);  /* NULL is fine */
+void rmq_journal_reset(rmq_journal *j); /* the deliveries it knew are gone */
+bool rmq_journal_loaded(rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
+void rmq_journal_meet(rmq_journal *j, mw_incoming *in); /* it came before: fills attempt, due time and error */
+bool rmq_journal_stands(rmq_journal *j); /* what was met is written; false: rmq_sub_pump is called when it is */
+void rmq_journal_begin(rmq_journal *j, uint64_t tag);
+void rmq_journal_failed(rmq_journal *j, const mw_settlement *x);
+void rmq_journal_gone(rmq_journal *j, const rmq_entry *e);
+void rmq_journal_release(rmq_journal *j, const rmq_entry *e);
+bool rmq_journal_quiet(rmq_journal *j, void (*quiet)(rmq_sub *s)); /* all is written; false: quiet is called then */
+
+/* browse.c */
+void rmq_browse(mw_conn *conn, const mw_browse *b);
+void rmq_remove(mw_conn *conn, const mw_removal *r);
+void rmq_looks_lost(rmq_conn *c, const mw_error *why);
+void rmq_looks_go(rmq_conn *c);
+void rmq_looks_free(rmq_conn *c);
+
+/* request.c */
+void rmq_request_send(mw_conn *conn, const mw_publication *p, int64_t timeout_ms);
+void rmq_replies_consume(rmq_conn *c);
+void rmq_replied(rmq_conn *c, rmq_content *k);
+void rmq_requests_lost(rmq_conn *c);
+void rmq_requests_free(rmq_conn *c);
+
+/* topology.c */
+void rmq_topology(mw_conn *conn, const char *request, size_t len, void *cookie);

@@ -1,0 +1,518 @@
+/* browse.c - looking into a queue without consuming it. AMQP has no such thing; the nearest is to get messages, not
+ * to ack them, and to close the channel, upon which they go back to their places (marked as redelivered). While one
+ * looks, its messages are nobody else's: this is for dead letters and for people, not for queues in full swing.
+ *
+ * A position is the place counted from the head (high) and the message's hash (low): places move when others take
+ * messages out, the hash says which one was meant. A look that filled its page stays open for the next page, and for
+ * a removal; it ends at the end of the queue, or after a while. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "drivers/amqp/amqp.h"
+
+enum { AT_ONCE = 200, IDLE_MS = 3000, SILENT_MS = 400, BACK_MS = 20, BACK_TRIES = 25 };
+
+typedef struct seen { /* a message that this look holds */
+    uint64_t tag;
+    mw_position position;
+    bool removed;
+} seen;
+
+typedef struct rmq_look rmq_look;
+struct rmq_look { /* a browse or a removal */
+    rmq_look *next;
+    char *queue;
+    mw_browse browse;
+    mw_removal removal;
+    bool removing;
+    void *cookie;
+    mw_buf entries; /* of mw_entry; references to the messages */
+    bool *found;       /* which positions of a removal */
+    size_t removed;
+    uint64_t back;     /* so many are on their way back into the queue */
+    int back_tries;
+    size_t publishing; /* replacements not confirmed yet */
+    mw_error error;
+    mw_deferred late;
+    rmq_conn *conn;
+    bool over;
+};
+
+struct rmq_session { /* the open look at one queue: what it holds */
+    char *queue;
+    mw_buf held;     /* of seen, by place */
+    uint64_t place;  /* of the last one */
+    uint64_t count;  /* how many there were when it began */
+    unsigned asked;  /* gets without an answer */
+    bool opened, counted, ended;
+    bool consume; /* quorum queues with a single active consumer know no get; one page per session then */
+};
+
+static uint64_t hash_of(const mw_parts *p, bool has_id) {
+    uint64_t all[2] = {rmq_identity(p, has_id), mw_hash64(p->body, p->body_len)};
+    return mw_hash64(all, sizeof all);
+}
+
+/* ---- the session: one channel, opened for one queue ---- */
+
+static const rmq_chan_events look_events;
+
+static void session_free(rmq_conn *c) {
+    struct rmq_session *s = c->session;
+    if (!s) return;
+    free(s->queue);
+    mw_buf_free(&s->held);
+    free(s);
+    c->session = NULL;
+}
+
+/* Closing the channel gives everything back that was not acked. */
+static void session_end(rmq_conn *c) {
+    mw_timer_stop(&c->look_idle);
+    bool held = c->session && c->session->place;
+    session_free(c);
+    if (held && c->look.open) rmq_chan_restart(&c->look);
+}
+
+static void session_idle(mw_timer *t) { session_end(mw_container_of(t, rmq_conn, look_idle)); }
+
+static void session_begin(rmq_conn *c, const char *queue) {
+    session_end(c);
+    c->session = calloc(1, sizeof *c->session);
+    if (!c->session || !(c->session->queue = strdup(queue))) abort();
+    if (!c->look.line) rmq_chan_add(c->out, &c->look, RMQ_CHAN_BROWSE, &look_events, c);
+    c->session->opened = c->look.open;
+}
+
+/* ---- answers ---- */
+
+static void free_look(rmq_look *l) {
+    mw_entry *e = (mw_entry *)(void *)l->entries.data;
+    for (size_t i = 0; i < l->entries.len / sizeof *e; i++) mw_message_unref(e[i].msg);
+    mw_buf_free(&l->entries);
+    free(l->found);
+    free(l->queue);
+    free(l);
+}
+
+static void answer(mw_deferred *d) {
+    rmq_look *l = mw_container_of(d, rmq_look, late);
+    rmq_conn *c = l->conn;
+    const mw_error *e = l->error.code ? &l->error : NULL;
+    mw_entry *list = (mw_entry *)(void *)l->entries.data;
+    size_t n = l->entries.len / sizeof *list;
+    c->looking = NULL;
+    if (l->removing)
+        c->host->removed(c->link, l->cookie, l->removed, e);
+    else
+        c->host->browsed(c->link, l->cookie, list, n, n ? list[n - 1].position : l->browse.after, e);
+    free_look(l);
+    rmq_looks_go(c);
+}
+
+static void give_answer(rmq_look *l) {
+    l->over = true;
+    mw_defer(l->conn->loop, &l->late, answer);
+}
+
+/* Quorum queues take messages back a little after the channel is closed. Whoever looks twice wants to see them. */
+static bool comes_back_late(rmq_conn *c) {
+    const char *type = rmq_options_of(c, c->session->queue)->type;
+    return c->session->place && (c->session->consume || (type && strcmp(type, "quorum") == 0));
+}
+
+static void look_over(rmq_look *l, const mw_error *e) {
+    rmq_conn *c = l->conn;
+    if (l->over) return;
+    if (e) l->error = *e;
+    if (l->publishing) return; /* the replacements are on their way */
+    if (c->session && !c->session->ended && !e) {
+        mw_timer_start_real(c->loop, &c->look_idle, IDLE_MS, session_idle);
+    } else {
+        if (c->session && !e && comes_back_late(c)) {
+            l->back = c->session->place - l->removed;
+            l->back_tries = BACK_TRIES;
+        }
+        session_end(c);
+        if (l->back) return; /* answered when they are back */
+    }
+    give_answer(l);
+}
+
+static void ask_back(rmq_conn *c) {
+    rmq_put_queue_declare(rmq_line_out(c->out), RMQ_CHAN_BROWSE, c->looking->queue, NULL, true);
+    rmq_line_send(c->out);
+}
+
+static void ask_back_again(mw_timer *t) { ask_back(mw_container_of(t, rmq_conn, look_idle)); }
+
+static void are_back(rmq_conn *c, uint64_t count) {
+    rmq_look *l = c->looking;
+    if (count >= l->back || --l->back_tries == 0) { /* or somebody consumes them */
+        l->back = 0;
+        give_answer(l);
+    } else {
+        mw_timer_start_real(c->loop, &c->look_idle, BACK_MS, ask_back_again);
+    }
+}
+
+/* ---- reading ---- */
+
+static void continue_look(rmq_look *l);
+
+static size_t wanted(const rmq_look *l) {
+    const struct rmq_session *s = l->conn->session;
+    if (l->removing) return l->removal.count;
+    uint64_t skip = l->browse.after.high;
+    size_t have = l->entries.len / sizeof(mw_entry);
+    size_t left = l->browse.max > have ? l->browse.max - have : 0;
+    return left + (skip > s->place ? (size_t)(skip - s->place) : 0);
+}
+
+/* Somebody else may be the active consumer: then nothing comes. */
+static void silent(mw_timer *t) {
+    rmq_conn *c = mw_container_of(t, rmq_conn, look_idle);
+    if (!c->session || !c->looking || c->looking->over) return;
+    c->session->ended = true;
+    c->session->asked = 0;
+    continue_look(c->looking);
+}
+
+static void put_consume(rmq_conn *c, mw_buf *b, size_t n) {
+    struct rmq_session *s = c->session;
+    s->asked = (unsigned)(n > UINT16_MAX ? UINT16_MAX : n);
+    size_t f = rmq_method(b, RMQ_CHAN_BROWSE, RMQ_QOS);
+    rmq_put_u32(b, 0);
+    rmq_put_u16(b, (uint16_t)s->asked);
+    rmq_put_u8(b, 0);
+    rmq_frame_end(b, f);
+    f = rmq_method(b, RMQ_CHAN_BROWSE, RMQ_CONSUME);
+    rmq_put_u16(b, 0);
+    rmq_put_string(b, s->queue);
+    rmq_put_string(b, "");
+    rmq_put_u8(b, 0);
+    rmq_close(b, rmq_open(b));
+    rmq_frame_end(b, f);
+    rmq_line_send(c->out);
+    mw_timer_start_real(c->loop, &c->look_idle, SILENT_MS, silent);
+}
+
+static void get_more(rmq_look *l) {
+    rmq_conn *c = l->conn;
+    struct rmq_session *s = c->session;
+    if (!s->opened || s->ended || l->over || s->asked) return; /* one round at a time */
+    mw_buf *b = rmq_line_out(c->out);
+    if (!s->counted) { /* what comes later is for a later look; and gets in vain are dear on quorum queues */
+        rmq_put_queue_declare(b, RMQ_CHAN_BROWSE, s->queue, NULL, true);
+        rmq_line_send(c->out);
+        return;
+    }
+    size_t n = wanted(l);
+    if (n > s->count - s->place) n = (size_t)(s->count - s->place);
+    if (s->consume) {
+        put_consume(c, b, n);
+        return;
+    }
+    if (n > AT_ONCE) n = AT_ONCE;
+    for (; s->asked < n; s->asked++) {
+        size_t f = rmq_method(b, RMQ_CHAN_BROWSE, RMQ_GET);
+        rmq_put_u16(b, 0);
+        rmq_put_string(b, s->queue);
+        rmq_put_u8(b, 0);
+        rmq_frame_end(b, f);
+    }
+    rmq_line_send(c->out);
+}
+
+static void ack_removed(rmq_conn *c, uint64_t tag) {
+    mw_buf *b = rmq_line_out(c->out);
+    size_t f = rmq_method(b, RMQ_CHAN_BROWSE, RMQ_ACK);
+    rmq_put_u64(b, tag);
+    rmq_put_u8(b, 0);
+    rmq_frame_end(b, f);
+    rmq_line_send(c->out);
+}
+
+typedef struct replacement { /* confirmed first, then the message it replaces is acked */
+    rmq_pub pub;
+    rmq_look *look;
+    uint64_t tag;
+} replacement;
+
+static void check_removal(rmq_look *l);
+
+static void replaced(rmq_pub *p, const mw_error *e) {
+    replacement *r = mw_container_of(p, replacement, pub);
+    rmq_look *l = r->look;
+    l->publishing--;
+    if (e) {
+        if (!l->error.code) l->error = *e;
+    } else if (l->conn->session && l->conn->look.open) {
+        ack_removed(l->conn, r->tag);
+        l->removed++;
+    }
+    free(r);
+    check_removal(l);
+}
+
+static void take_out(rmq_look *l, seen *s, size_t index) {
+    s->removed = true;
+    if (index >= l->removal.publish_count) {
+        ack_removed(l->conn, s->tag);
+        l->removed++;
+        return;
+    }
+    const mw_publication *p = &l->removal.publish[index];
+    replacement *r = calloc(1, sizeof *r);
+    if (!r) abort();
+    *r = (replacement){.pub = {.msg = p->msg, .done = replaced}, .look = l, .tag = s->tag};
+    l->publishing++;
+    rmq_send(l->conn, &r->pub, p->channel, p->delay_ms, false);
+    rmq_pump(l->conn);
+}
+
+/* Places can only have become smaller since it was seen. */
+static bool is_meant(mw_position meant, mw_position found) {
+    return meant.low == found.low && found.high <= meant.high;
+}
+
+static bool all_found(const rmq_look *l) {
+    for (size_t i = 0; i < l->removal.count; i++)
+        if (!l->found[i]) return false;
+    return true;
+}
+
+static void match(rmq_look *l, seen *s) {
+    for (size_t i = 0; i < l->removal.count; i++) {
+        if (l->found[i] || s->removed || !is_meant(l->removal.positions[i], s->position)) continue;
+        l->found[i] = true;
+        take_out(l, s, i);
+    }
+}
+
+static void check_removal(rmq_look *l) {
+    if (l->publishing) return;
+    if (all_found(l) || l->conn->session == NULL || l->conn->session->ended || l->error.code) {
+        look_over(l, l->error.code ? &l->error : NULL);
+    } else {
+        get_more(l);
+    }
+}
+
+static void continue_look(rmq_look *l) {
+    struct rmq_session *s = l->conn->session;
+    if (l->removing) {
+        check_removal(l);
+    } else if (s->ended || l->entries.len / sizeof(mw_entry) >= l->browse.max) {
+        look_over(l, NULL);
+    } else {
+        get_more(l);
+    }
+}
+
+static void got(rmq_chan *chan, rmq_content *k) {
+    rmq_conn *c = chan->owner;
+    struct rmq_session *s = c->session;
+    rmq_look *l = c->looking;
+    rmq_envelope e;
+    rmq_route route = {.exchange = k->exchange, .key = k->key};
+    uint64_t size;
+    if (!s || k->method == RMQ_RETURN) return;
+    if (s->asked) s->asked--;
+    if (s->consume) mw_timer_start_real(c->loop, &c->look_idle, SILENT_MS, silent);
+    seen now = {.tag = k->tag};
+    s->place++;
+    if (rmq_envelope_read(k->header, &route, &c->scratch, &e, &size)) {
+        mw_parts parts = e.parts;
+        parts.body = k->body;
+        parts.body_len = k->body_len;
+        now.position = (mw_position){.high = s->place, .low = hash_of(&parts, e.has_id)};
+        if (l && !l->removing && s->place > l->browse.after.high &&
+            l->entries.len / sizeof(mw_entry) < l->browse.max) {
+            mw_entry entry = {.position = now.position, .msg = mw_message_new(&parts)};
+            mw_buf_add(&l->entries, &entry, sizeof entry);
+        }
+    }
+    if (l && l->removing && now.position.high) match(l, &now);
+    mw_buf_add(&s->held, &now, sizeof now);
+    if (s->place >= s->count || (s->consume && !s->asked)) s->ended = true;
+    if (l && !s->asked) continue_look(l);
+}
+
+static void look_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
+    rmq_conn *c = chan->owner;
+    struct rmq_session *s = c->session;
+    if (!s && method == RMQ_QUEUE_DECLARE_OK && c->looking && c->looking->back) {
+        rmq_short(r);
+        are_back(c, rmq_u32(r));
+        return;
+    }
+    if (s && method == RMQ_QUEUE_DECLARE_OK && !s->counted) {
+        rmq_short(r);
+        s->count = rmq_u32(r);
+        s->counted = true;
+        s->ended = s->count == 0;
+    } else if (s && method == RMQ_GET_EMPTY) {
+        s->ended = true;
+        if (s->asked) s->asked--;
+    } else {
+        return;
+    }
+    if (c->looking && !s->asked) continue_look(c->looking);
+}
+
+static void look_opened(rmq_chan *chan) {
+    rmq_conn *c = chan->owner;
+    if (c->looking && c->looking->back) ask_back(c);
+    if (!c->session) return;
+    c->session->opened = true;
+    if (c->looking) get_more(c->looking);
+}
+
+/* 404: a queue that is not there is an empty one. */
+static void look_closed(rmq_chan *chan, int code, const mw_error *why) {
+    rmq_conn *c = chan->owner;
+    struct rmq_session *s = c->session;
+    if (code == 405 && s && !s->consume && !s->place) {
+        s->consume = true;
+        s->asked = 0;
+        s->opened = false;
+        return; /* goes on when the channel is open again */
+    }
+    session_free(c);
+    if (c->looking && c->looking->back) {
+        c->looking->back = 0;
+        give_answer(c->looking);
+        return;
+    }
+    if (code && c->looking && !c->looking->over) look_over(c->looking, code == 404 ? NULL : why);
+}
+
+static const rmq_chan_events look_events = {
+    .opened = look_opened, .closed = look_closed, .method = look_method, .content = got};
+
+/* ---- the newest: how many there are ---- */
+
+typedef struct counting {
+    rmq_job job;
+    rmq_look *look;
+} counting;
+
+static void count_start(rmq_job *job, rmq_conn *c, mw_buf *out) {
+    (void)c;
+    rmq_put_queue_declare(out, RMQ_CHAN_ADMIN, mw_container_of(job, counting, job)->look->queue, NULL, true);
+}
+
+static bool count_over(rmq_job *job, uint64_t count, const mw_error *e) {
+    counting *k = mw_container_of(job, counting, job);
+    rmq_look *l = k->look;
+    free(k);
+    if (e) l->error = *e;
+    l->browse.after = (mw_position){.high = count, .low = count ? UINT64_MAX : 0};
+    give_answer(l);
+    return true;
+}
+
+static bool count_reply(rmq_job *job, rmq_conn *c, uint32_t method, rmq_reader *r) {
+    (void)c, (void)method;
+    rmq_short(r);
+    return count_over(job, rmq_u32(r), NULL);
+}
+
+static bool count_failed(rmq_job *job, rmq_conn *c, int code, const mw_error *why) {
+    (void)c;
+    if (code < 0) {
+        free(mw_container_of(job, counting, job));
+        return true;
+    }
+    return count_over(job, 0, code == 404 ? NULL : why);
+}
+
+static void count(rmq_look *l) {
+    counting *k = calloc(1, sizeof *k);
+    if (!k) abort();
+    *k = (counting){.job = {.start = count_start, .reply = count_reply, .failed = count_failed}, .look = l};
+    rmq_job_add(l->conn, &k->job);
+}
+
+/* ---- from the core ---- */
+
+static void go(rmq_conn *c, rmq_look *l) {
+    struct rmq_session *s = c->session;
+    uint64_t skip = l->browse.after.high;
+    bool same = s && !s->ended && strcmp(s->queue, l->queue) == 0 && (l->removing || s->place == skip);
+    if (!same) session_begin(c, l->queue);
+    if (same && l->removing) {
+        seen *held = (seen *)(void *)s->held.data;
+        for (size_t i = 0; i < s->held.len / sizeof *held; i++)
+            if (held[i].position.high) match(l, &held[i]);
+    }
+    if (c->session->opened) continue_look(l); /* otherwise when the channel is open */
+}
+
+void rmq_looks_go(rmq_conn *c) {
+    rmq_look *l = c->looks;
+    if (c->looking || !l) return;
+    c->looks = l->next;
+    if (!c->looks) c->looks_end = &c->looks;
+    c->looking = l;
+    mw_timer_stop(&c->look_idle);
+    if (!rmq_out(c)) {
+        mw_error e;
+        mw_fail(&e, MW_ECLOSED, true, "cannot connect to the broker");
+        look_over(l, &e);
+    } else if (!l->removing && l->browse.newest) {
+        count(l);
+    } else {
+        go(c, l);
+    }
+}
+
+static void look_start(mw_deferred *d) { rmq_looks_go(mw_container_of(d, rmq_conn, look_soon)); }
+
+static rmq_look *new_look(rmq_conn *c, const char *queue, void *cookie) {
+    rmq_look *l = calloc(1, sizeof *l);
+    if (!l || !(l->queue = strdup(queue))) abort();
+    l->conn = c;
+    l->cookie = cookie;
+    if (!c->looks_end) c->looks_end = &c->looks;
+    *c->looks_end = l;
+    c->looks_end = &l->next;
+    mw_defer(c->loop, &c->look_soon, look_start);
+    return l;
+}
+
+void rmq_browse(mw_conn *conn, const mw_browse *b) {
+    rmq_look *l = new_look((rmq_conn *)conn, b->channel, b->cookie);
+    l->browse = *b;
+}
+
+void rmq_remove(mw_conn *conn, const mw_removal *r) {
+    rmq_look *l = new_look((rmq_conn *)conn, r->channel, r->cookie);
+    l->removal = *r;
+    l->removing = true;
+    l->found = calloc(r->count + 1, 1);
+    if (!l->found) abort();
+}
+
+/* A look does not wait for a broker that is away: a person does. */
+void rmq_looks_lost(rmq_conn *c, const mw_error *why) {
+    session_free(c);
+    rmq_look *l = c->looking;
+    if (l && !l->over && !(!l->removing && l->browse.newest)) look_over(l, why);
+}
+
+void rmq_looks_free(rmq_conn *c) {
+    mw_timer_stop(&c->look_idle);
+    mw_deferred_cancel(c->loop, &c->look_soon);
+    session_free(c);
+    if (c->looking) {
+        mw_deferred_cancel(c->loop, &c->looking->late);
+        free_look(c->looking);
+    }
+    for (rmq_look *l = c->looks, *next; l; l = next) {
+        next = l->next;
+        free_look(l);
+    }
+    c->looking = c->looks = NULL;
+}

@@ -1,0 +1,422 @@
+/* journal.c - what a crash must not forget of a queue that is read in order. There a failed message stays where it is
+ * (its lane must not move), and AMQP has no place to write on a message that stays. So what is known about such
+ * messages stands in a queue beside it, "mw.journal.QUEUE", that keeps one message: the newest state of all of them.
+ * Only the one consumer of the queue writes it, and only when there is something to remember:
+ *
+ *   failures, due time, first error   of a message that waits here for its next attempt
+ *   begun                             a handler has it for more than a turn of the loop; dead with us, it counts
+ *   met                               it came a second time although nothing was known of it; a third time counts
+ *
+ * A handler that ends within its turn, which is the rule, costs nothing here. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "drivers/amqp/amqp.h"
+
+enum { MAGIC = 0x4d574a31, BEGUN = 1, MET = 2, TIDY_MS = 500, AGAIN_MS = 300, QUIET_MS = 3000, ERROR_MAX = 1000 };
+
+typedef struct note {
+    uint32_t failures;
+    uint8_t flags;
+    int64_t due_ms;
+    mw_text *error;
+} note;
+
+typedef struct waiter { /* a settlement that is answered when it is written */
+    uint64_t version;
+    void *cookie;
+} waiter;
+
+struct rmq_journal {
+    rmq_sub *sub;
+    char name[300];
+    mw_map notes; /* identity -> note */
+    enum { UNREAD, READING, READ } state;
+    uint64_t version, written; /* of the notes; of what the broker has confirmed */
+    uint64_t met_version; /* of the last message that was met */
+    bool pump_after;
+    struct writing *writing;
+    mw_buf waiters;
+    mw_buf begun, begun_before; /* of uint64_t: tags, of this turn and of the one before */
+    mw_deferred turn;
+    mw_timer tidy;
+    struct reading *reading;
+    void (*quiet)(rmq_sub *s);
+    mw_timer quiet_limit;
+};
+
+rmq_journal *rmq_journal_new(rmq_sub *s) {
+    rmq_journal *j = calloc(1, sizeof *j);
+    if (!j) abort();
+    j->sub = s;
+    snprintf(j->name, sizeof j->name, "mw.journal.%s", s->queue);
+    return j;
+}
+
+/* ---- notes ---- */
+
+static uint64_t identity_of(const rmq_entry *e) {
+    mw_parts p;
+    mw_message_parts(e->msg, &p);
+    return rmq_identity(&p, e->has_id);
+}
+
+static note *note_of(rmq_journal *j, uint64_t identity) {
+    note *n = mw_map_get(&j->notes, identity);
+    if (n) return n;
+    n = calloc(1, sizeof *n);
+    if (!n) abort();
+    mw_map_put(&j->notes, identity, n);
+    return n;
+}
+
+static void free_note(note *n) {
+    if (!n) return;
+    mw_text_unref(n->error);
+    free(n);
+}
+
+static void forget_notes(rmq_journal *j) {
+    uint32_t at = 0;
+    for (note *n; (n = mw_map_next(&j->notes, &at, NULL));) free_note(n);
+    mw_map_free(&j->notes);
+    j->notes = (mw_map){0};
+}
+
+/* ---- writing: one state under way at a time; what changes meanwhile goes with the next ---- */
+
+static void turn_end(mw_deferred *d);
+
+static mw_message *state_of(rmq_journal *j) {
+    mw_buf b = {0};
+    rmq_put_u32(&b, MAGIC);
+    uint32_t at = 0;
+    uint64_t identity;
+    for (note *n; (n = mw_map_next(&j->notes, &at, &identity));) {
+        rmq_put_u64(&b, identity);
+        rmq_put_u32(&b, n->failures);
+        rmq_put_u8(&b, n->flags);
+        rmq_put_u64(&b, (uint64_t)n->due_ms);
+        size_t len = !n->error ? 0 : n->error->len < ERROR_MAX ? n->error->len : ERROR_MAX;
+        rmq_put_long(&b, n->error ? n->error->data : "", len);
+    }
+    mw_parts p = {.body = b.data,
+                  .body_len = b.len,
+                  .type = "application/x-moonwire-journal",
+                  .type_len = strlen("application/x-moonwire-journal"),
+                  .id = j->name,
+                  .id_len = strlen(j->name) < 255 ? strlen(j->name) : 255};
+    mw_message *m = mw_message_new(&p);
+    mw_buf_free(&b);
+    return m;
+}
+
+typedef struct writing {
+    rmq_pub pub;
+    rmq_journal *journal; /* NULL: of deliveries that are gone */
+    uint64_t version;
+} writing;
+
+static void write_done(rmq_pub *p, const mw_error *e);
+
+static void write_state(rmq_journal *j) {
+    rmq_conn *c = j->sub->conn;
+    if (j->writing || j->version == j->written) return;
+    if (!rmq_journal_loaded(j)) return; /* what stands there would be lost; it is written when that is read */
+    mw_timer_stop(&j->tidy);
+    writing *w = calloc(1, sizeof *w);
+    if (!w) abort();
+    mw_message *m = state_of(j);
+    *w = (writing){.pub = {.msg = m, .done = write_done}, .journal = j, .version = j->version};
+    j->writing = w;
+    rmq_send_to(c, &w->pub, rmq_target_journal(c, j->name));
+    mw_message_unref(m);
+    rmq_pump(c);
+}
+
+/* What is under way, if it is not sent yet, must not replace what another consumer writes. */
+static void drop_writing(rmq_journal *j) {
+    if (!j->writing) return;
+    j->writing->journal = NULL;
+    j->writing->pub.dropped = true;
+    j->writing = NULL;
+}
+
+static void write_later(rmq_journal *j) { mw_defer_last(j->sub->conn->loop, &j->turn, turn_end); }
+
+static void changed(rmq_journal *j) {
+    j->version++;
+    write_later(j);
+}
+
+static void tidy(mw_timer *t) { write_later(mw_container_of(t, rmq_journal, tidy)); }
+
+static void answer_waiters(rmq_journal *j) {
+    const waiter *w = (const waiter *)(void *)j->waiters.data;
+    size_t n = j->waiters.len / sizeof *w, done = 0;
+    while (done < n && w[done].version <= j->written) rmq_answer_later(j->sub, w[done++].cookie, 0, NULL);
+    if (!done) return;
+    memmove(j->waiters.data, j->waiters.data + done * sizeof *w, (n - done) * sizeof *w);
+    j->waiters.len = (n - done) * sizeof *w;
+}
+
+static void check_quiet(rmq_journal *j) {
+    if (!j->quiet || j->writing || j->version != j->written) return;
+    void (*quiet)(rmq_sub *) = j->quiet;
+    j->quiet = NULL;
+    mw_timer_stop(&j->quiet_limit);
+    quiet(j->sub);
+}
+
+static void write_done(rmq_pub *p, const mw_error *e) {
+    writing *w = mw_container_of(p, writing, pub);
+    rmq_journal *j = w->journal;
+    uint64_t version = w->version;
+    free(w);
+    if (!j) return;
+    j->writing = NULL;
+    if (e) {
+        mw_log_begin(MW_WARN, "cannot note what failed; trying again");
+        mw_log_text("queue", j->name);
+        mw_log_text("error", e->text);
+        mw_log_end();
+        mw_timer_start_real(j->sub->conn->loop, &j->tidy, AGAIN_MS, tidy);
+        return;
+    }
+    j->written = version;
+    answer_waiters(j);
+    if (j->version != j->written) write_later(j);
+    if (j->pump_after && j->written >= j->met_version) {
+        j->pump_after = false;
+        rmq_sub_pump(j->sub);
+    }
+    check_quiet(j);
+}
+
+bool rmq_journal_stands(rmq_journal *j) {
+    j->pump_after = j->written < j->met_version;
+    return !j->pump_after;
+}
+
+static void quiet_late(mw_timer *t) {
+    rmq_journal *j = mw_container_of(t, rmq_journal, quiet_limit);
+    j->written = j->version;
+    drop_writing(j);
+    check_quiet(j);
+}
+
+bool rmq_journal_quiet(rmq_journal *j, void (*quiet)(rmq_sub *s)) {
+    if (!j->writing && j->version == j->written) return true;
+    j->quiet = quiet;
+    write_later(j);
+    mw_timer_start_real(j->sub->conn->loop, &j->quiet_limit, QUIET_MS, quiet_late);
+    return false;
+}
+
+/* ---- what is told to it ---- */
+
+/* A tag of the turn before that is still ours has a handler that waits. */
+static void turn_end(mw_deferred *d) {
+    rmq_journal *j = mw_container_of(d, rmq_journal, turn);
+    const uint64_t *tags = (const uint64_t *)(void *)j->begun_before.data;
+    for (size_t i = 0; i < j->begun_before.len / sizeof *tags; i++) {
+        rmq_entry *e = rmq_entry_of(j->sub, tags[i]);
+        if (!e || e->state != RMQ_OURS || !e->begun) continue;
+        note *n = note_of(j, identity_of(e));
+        n->flags = BEGUN;
+        n->due_ms = 0;
+        if (e->failures > n->failures) n->failures = e->failures;
+        j->version++;
+    }
+    mw_buf swap = j->begun_before;
+    j->begun_before = j->begun;
+    j->begun = swap;
+    j->begun.len = 0;
+    if (j->begun_before.len) write_later(j);
+    write_state(j);
+}
+
+void rmq_journal_begin(rmq_journal *j, uint64_t tag) {
+    mw_buf_add(&j->begun, &tag, sizeof tag);
+    write_later(j);
+}
+
+void rmq_journal_failed(rmq_journal *j, const mw_settlement *x) {
+    rmq_entry *e = rmq_entry_of(j->sub, x->tag);
+    note *n = note_of(j, identity_of(e));
+    if (!e->first_error) e->first_error = mw_text_ref(x->error);
+    if (!n->error) n->error = mw_text_ref(e->first_error);
+    e->failures = n->failures = x->attempt;
+    e->begun = false;
+    n->flags = 0;
+    n->due_ms = mw_loop_wall_ms(j->sub->conn->loop) + x->delay_ms;
+    changed(j);
+    waiter w = {.version = j->version, .cookie = x->cookie};
+    mw_buf_add(&j->waiters, &w, sizeof w);
+}
+
+void rmq_journal_gone(rmq_journal *j, const rmq_entry *e) {
+    if (!j->notes.count) return;
+    note *n = mw_map_remove(&j->notes, identity_of(e));
+    if (!n) return;
+    free_note(n);
+    j->version++; /* not worth a write of its own */
+    if (!mw_timer_running(&j->tidy)) mw_timer_start_real(j->sub->conn->loop, &j->tidy, TIDY_MS, tidy);
+}
+
+/* Given back on purpose: that it comes again says nothing about it. */
+void rmq_journal_release(rmq_journal *j, const rmq_entry *e) {
+    if (!j->notes.count) return;
+    note *n = mw_map_get(&j->notes, identity_of(e));
+    if (!n || !n->flags) return;
+    n->flags = 0;
+    changed(j);
+}
+
+void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
+    rmq_entry *e = rmq_entry_of(j->sub, in->tag);
+    note *n = note_of(j, identity_of(e));
+    if (n->failures < e->failures) n->failures = e->failures;
+    if (n->flags & (BEGUN | MET)) {
+        n->failures++;
+        n->due_ms = 0;
+    }
+    n->flags = MET;
+    in->attempt = n->failures + 1;
+    in->not_before = n->due_ms;
+    if (n->error && !in->first_error) {
+        in->first_error = mw_text_ref(n->error);
+        e->first_error = mw_text_ref(n->error);
+    }
+    changed(j);
+    j->met_version = j->version;
+}
+
+void rmq_journal_reset(rmq_journal *j) {
+    const waiter *w = (const waiter *)(void *)j->waiters.data;
+    for (size_t i = 0; i < j->waiters.len / sizeof *w; i++)
+        rmq_answer_later(j->sub, w[i].cookie, MW_EFENCED, "the channel was lost");
+    j->waiters.len = j->begun.len = j->begun_before.len = 0;
+    forget_notes(j);
+    drop_writing(j);
+    j->written = j->version;
+    j->state = UNREAD;
+    j->pump_after = false;
+    mw_timer_stop(&j->tidy);
+    check_quiet(j);
+}
+
+/* ---- reading ---- */
+
+typedef struct reading {
+    rmq_job job;
+    rmq_journal *journal; /* NULL: nobody waits any more */
+    bool get;
+} reading;
+
+static void read_start(rmq_job *job, rmq_conn *c, mw_buf *out) {
+    reading *r = mw_container_of(job, reading, job);
+    const char *name = r->journal ? r->journal->name : "mw.journal";
+    (void)c;
+    if (!r->get) {
+        rmq_put_queue_declare(out, RMQ_CHAN_ADMIN, name, NULL, true);
+        return;
+    }
+    size_t f = rmq_method(out, RMQ_CHAN_ADMIN, RMQ_GET);
+    rmq_put_u16(out, 0);
+    rmq_put_string(out, name);
+    rmq_put_u8(out, 0);
+    rmq_frame_end(out, f);
+}
+
+static bool read_over(reading *r) {
+    rmq_journal *j = r->journal;
+    free(r);
+    if (!j) return true;
+    j->reading = NULL;
+    j->state = READ;
+    if (j->version != j->written) write_later(j);
+    rmq_sub_pump(j->sub);
+    return true;
+}
+
+static bool read_reply(rmq_job *job, rmq_conn *c, uint32_t method, rmq_reader *in) {
+    reading *r = mw_container_of(job, reading, job);
+    (void)c, (void)in;
+    if (method != RMQ_QUEUE_DECLARE_OK) return read_over(r); /* get-empty */
+    r->get = true;
+    return false;
+}
+
+static void read_state(rmq_journal *j, const char *body, size_t len) {
+    const unsigned char *p = (const unsigned char *)body;
+    rmq_reader r = {p, p + len, false};
+    if (rmq_u32(&r) != MAGIC) return;
+    while (!r.bad && r.at != r.end) {
+        uint64_t identity = rmq_u64(&r);
+        note read = {.failures = rmq_u32(&r), .flags = rmq_u8(&r), .due_ms = (int64_t)rmq_u64(&r)};
+        rmq_str error = rmq_long(&r);
+        if (r.bad || !identity) break;
+        if (mw_map_get(&j->notes, identity)) continue; /* what we know is newer */
+        note *n = note_of(j, identity);
+        *n = read;
+        if (error.len) n->error = mw_text_new(error.data, error.len < ERROR_MAX ? error.len : ERROR_MAX);
+    }
+}
+
+/* It stays in the queue: the next state takes its place. */
+static bool read_content(rmq_job *job, rmq_conn *c, rmq_content *k) {
+    reading *r = mw_container_of(job, reading, job);
+    if (r->journal) read_state(r->journal, k->body, k->body_len);
+    mw_buf *b = rmq_line_out(c->out);
+    size_t f = rmq_method(b, RMQ_CHAN_ADMIN, RMQ_NACK);
+    rmq_put_u64(b, k->tag);
+    rmq_put_u8(b, 2);
+    rmq_frame_end(b, f);
+    rmq_line_send(c->out);
+    return read_over(r);
+}
+
+static bool read_failed(rmq_job *job, rmq_conn *c, int code, const mw_error *why) {
+    reading *r = mw_container_of(job, reading, job);
+    (void)c, (void)why;
+    if (code < 0) {
+        if (r->journal) r->journal->reading = NULL;
+        free(r);
+        return true;
+    }
+    r->get = false;
+    return code == 0 ? false : read_over(r); /* 404: there is none */
+}
+
+bool rmq_journal_loaded(rmq_journal *j) {
+    if (j->state != UNREAD) return j->state == READ;
+    j->state = READING;
+    if (j->reading) j->reading->journal = NULL;
+    reading *r = calloc(1, sizeof *r);
+    if (!r) abort();
+    r->job.start = read_start;
+    r->job.reply = read_reply;
+    r->job.content = read_content;
+    r->job.failed = read_failed;
+    r->journal = j;
+    j->reading = r;
+    rmq_job_add(j->sub->conn, &r->job);
+    return false;
+}
+
+void rmq_journal_free(rmq_journal *j) {
+    if (!j) return;
+    if (j->reading) j->reading->journal = NULL;
+    mw_timer_stop(&j->tidy);
+    mw_timer_stop(&j->quiet_limit);
+    mw_deferred_cancel(j->sub->conn->loop, &j->turn);
+    forget_notes(j);
+    mw_buf_free(&j->waiters);
+    mw_buf_free(&j->begun);
+    mw_buf_free(&j->begun_before);
+    drop_writing(j);
+    free(j);
+}

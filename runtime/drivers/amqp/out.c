@@ -1,0 +1,468 @@
+/* out.c - publishing, on a line of its own. Every publication is persistent, mandatory and confirmed. The broker
+ * confirms in any order and many at a time; what it returns as unroutable it returns before the confirm. While the
+ * broker blocks us (an alarm) or does not read fast enough, publications wait here; that is no error. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "drivers/amqp/amqp.h"
+
+enum { PATIENCE_MS = 10000 };
+
+void rmq_fifo_push(rmq_fifo *f, rmq_pub *p) {
+    if (!f->end) f->end = &f->first;
+    p->next = NULL;
+    *f->end = p;
+    f->end = &p->next;
+    f->count++;
+}
+
+rmq_pub *rmq_fifo_pop(rmq_fifo *f) {
+    rmq_pub *p = f->first;
+    if (!p) return NULL;
+    f->first = p->next;
+    if (!f->first) f->end = &f->first;
+    f->count--;
+    return p;
+}
+
+void rmq_finish(rmq_pub *p, const mw_error *e) {
+    mw_message_unref(p->msg);
+    p->msg = NULL;
+    p->done(p, e);
+}
+
+/* ---- what was sent and is not confirmed ---- */
+
+static void note_sent(rmq_conn *c, rmq_pub *p) {
+    if (c->next_seq - c->first_seq == c->sent_room) {
+        size_t room = c->sent_room ? c->sent_room * 2 : 256;
+        rmq_pub **ring = calloc(room, sizeof *ring);
+        if (!ring) abort();
+        for (uint64_t i = c->first_seq; i < c->next_seq; i++)
+            ring[i & (room - 1)] = c->sent[i & (c->sent_room - 1)];
+        free(c->sent);
+        c->sent = ring;
+        c->sent_room = room;
+    }
+    c->sent[c->next_seq++ & (c->sent_room - 1)] = p;
+}
+
+static rmq_pub *take_sent(rmq_conn *c, uint64_t seq) {
+    if (seq < c->first_seq || seq >= c->next_seq) return NULL;
+    rmq_pub **slot = &c->sent[seq & (c->sent_room - 1)], *p = *slot;
+    *slot = NULL;
+    while (c->first_seq < c->next_seq && !c->sent[c->first_seq & (c->sent_room - 1)]) c->first_seq++;
+    return p;
+}
+
+static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
+    rmq_pub *p = take_sent(c, seq);
+    if (!p) return;
+    mw_error e;
+    if (!taken) {
+        mw_fail(&e, MW_ECLOSED, true, "%s: the broker did not take the message", p->to->name);
+        rmq_finish(p, &e);
+    } else if (p->returned) {
+        if (p->to->kind == RMQ_TO_EXCHANGE)
+            mw_fail(&e, MW_EUSAGE, true, "unroutable: exchange \"%s\" has no queue bound for \"%s\"", p->to->exchange,
+                    p->to->key);
+        else
+            mw_fail(&e, MW_EUSAGE, true, "unroutable: there is no queue \"%s\"", p->to->key);
+        if (p->to->kind != RMQ_TO_EXCHANGE) p->to->state = RMQ_UNKNOWN; /* deleted: declared again by the next one */
+        rmq_finish(p, &e);
+    } else {
+        rmq_finish(p, NULL);
+    }
+}
+
+static void confirms(rmq_conn *c, rmq_reader *r, bool taken) {
+    uint64_t seq = rmq_u64(r);
+    bool multiple = rmq_u8(r) & 1;
+    if (r->bad) return;
+    if (!multiple) {
+        confirmed(c, seq, taken);
+        return;
+    }
+    uint64_t last = seq && seq < c->next_seq ? seq : c->next_seq - 1; /* 0 means all of them */
+    for (uint64_t i = c->first_seq; i <= last; i++) confirmed(c, i, taken);
+}
+
+static bool same(rmq_str a, const char *b) { return a.len == strlen(b) && memcmp(a.data, b, a.len) == 0; }
+
+/* Its id and its way say which one it was; of several alike it does not matter which. */
+static void returned(rmq_conn *c, const rmq_content *k) {
+    rmq_envelope e;
+    uint64_t size;
+    rmq_route none = {0};
+    if (!rmq_envelope_read(k->header, &none, &c->scratch, &e, &size)) return;
+    for (uint64_t i = c->first_seq; i < c->next_seq; i++) {
+        rmq_pub *p = c->sent[i & (c->sent_room - 1)];
+        if (!p || p->returned || !same(k->key, p->to->key) || !same(k->exchange, p->to->exchange)) continue;
+        mw_parts parts;
+        mw_message_parts(p->msg, &parts);
+        if (parts.id_len && !same((rmq_str){parts.id, parts.id_len}, "") &&
+            (parts.id_len != e.parts.id_len || memcmp(parts.id, e.parts.id, parts.id_len) != 0))
+            continue;
+        p->returned = true;
+        return;
+    }
+}
+
+/* ---- writing ---- */
+
+static void put_publish(rmq_conn *c, const rmq_pub *p, const mw_parts *parts) {
+    mw_buf *b = rmq_line_out(c->out);
+    size_t f = rmq_method(b, RMQ_CHAN_PUBLISH, RMQ_PUBLISH);
+    rmq_put_u16(b, 0);
+    rmq_put_string(b, p->to->exchange);
+    rmq_put_string(b, p->to->key);
+    rmq_put_u8(b, p->to->mandatory ? 1 : 0);
+    rmq_frame_end(b, f);
+    f = rmq_frame(b, RMQ_HEADER, RMQ_CHAN_PUBLISH);
+    rmq_envelope_write(b, parts, &p->stamp);
+    rmq_frame_end(b, f);
+}
+
+static void put_body(rmq_conn *c, const mw_parts *parts) {
+    size_t most = c->out->frame_max - RMQ_FRAME_EXTRA;
+    for (size_t at = 0; at < parts->body_len;) {
+        size_t n = parts->body_len - at < most ? parts->body_len - at : most;
+        char head[7] = {RMQ_BODY, 0, RMQ_CHAN_PUBLISH, (char)(n >> 24), (char)(n >> 16), (char)(n >> 8), (char)n};
+        char *out = mw_stream_reserve(c->out->stream, n + RMQ_FRAME_EXTRA);
+        memcpy(out, head, sizeof head);
+        memcpy(out + sizeof head, parts->body + at, n);
+        out[sizeof head + n] = (char)RMQ_END;
+        mw_stream_commit(c->out->stream, n + RMQ_FRAME_EXTRA);
+        at += n;
+    }
+}
+
+/* A content header cannot be split: it has to fit into one frame. */
+static bool fits(rmq_conn *c, rmq_pub *p) {
+    if (c->out->out.len <= c->out->frame_max) return true;
+    mw_error e;
+    mw_fail(&e, MW_EUSAGE, false, "%s: headers and key take %zu bytes, and RabbitMQ takes at most %u (frame_max)",
+            p->to->name, c->out->out.len, c->out->frame_max);
+    rmq_finish(p, &e);
+    return false;
+}
+
+static bool can_write(const rmq_conn *c) {
+    return c->out && c->confirming && !c->out->blocked && c->out->state == RMQ_READY && !mw_stream_full(c->out->stream);
+}
+
+void rmq_pump(rmq_conn *c) {
+    while (c->ready.first && can_write(c)) {
+        rmq_pub *p = rmq_fifo_pop(&c->ready);
+        if (p->dropped) {
+            mw_error e;
+            mw_fail(&e, MW_ECLOSED, true, "no longer wanted");
+            rmq_finish(p, &e);
+            continue;
+        }
+        mw_parts parts;
+        mw_message_parts(p->msg, &parts);
+        put_publish(c, p, &parts);
+        if (!fits(c, p)) continue;
+        rmq_line_send(c->out);
+        put_body(c, &parts);
+        note_sent(c, p);
+    }
+}
+
+/* ---- waiting for a broker that is away ---- */
+
+static void fail_waiting(rmq_conn *c, const mw_error *e) {
+    rmq_targets_gather(c);
+    rmq_fifo list = c->ready;
+    c->ready = (rmq_fifo){0};
+    if (!list.first) return;
+    for (rmq_pub *p; (p = rmq_fifo_pop(&list));) rmq_finish(p, e);
+}
+
+static void out_of_patience(mw_timer *t) {
+    rmq_conn *c = mw_container_of(t, rmq_conn, patience);
+    if (!c->out || c->out->state == RMQ_READY) return;
+    mw_error e;
+    mw_fail(&e, MW_ECLOSED, true, "the broker cannot be reached: %s", c->out->why.text);
+    fail_waiting(c, &e);
+}
+
+static void mind(rmq_conn *c) {
+    if (c->out->state == RMQ_READY || mw_timer_running(&c->patience)) return;
+    int64_t ms = c->out->refused ? 0 : PATIENCE_MS;
+    mw_timer_start_real(c->loop, &c->patience, ms, out_of_patience);
+}
+
+/* ---- events of the line ---- */
+
+static void jobs_lost(rmq_conn *c, const mw_error *why);
+
+static void out_up(void *owner) {
+    rmq_conn *c = owner;
+    mw_timer_stop(&c->patience);
+    c->told_down = false;
+    if (!c->told_up) c->host->state(c->link, true, NULL);
+    c->told_up = true;
+}
+
+static void out_down(void *owner, const mw_error *why) {
+    rmq_conn *c = owner;
+    if (!c->told_down) c->host->state(c->link, false, why);
+    c->told_down = true;
+    c->told_up = false;
+    if (c->out->refused) fail_waiting(c, why);
+    if (c->ready.first) mind(c);
+    jobs_lost(c, why);
+    rmq_looks_lost(c, why);
+}
+
+static void out_blocked(void *owner, bool blocked, rmq_str why) {
+    rmq_conn *c = owner;
+    mw_log_begin(blocked ? MW_WARN : MW_INFO, blocked ? "the broker blocks publishing; publications wait" :
+                                                        "the broker takes publications again");
+    if (blocked) mw_log_str("reason", why.data, why.len);
+    mw_log_end();
+    rmq_pump(c);
+}
+
+static void out_drained(void *owner) { rmq_pump(owner); }
+
+static const rmq_line_events out_events = {
+    .up = out_up, .down = out_down, .blocked = out_blocked, .drained = out_drained};
+
+/* ---- events of the publishing channel ---- */
+
+static void publish_opened(rmq_chan *chan) {
+    mw_buf *b = rmq_line_out(chan->line);
+    size_t f = rmq_method(b, chan->id, RMQ_CONFIRM_SELECT);
+    rmq_put_u8(b, 0);
+    rmq_frame_end(b, f);
+    rmq_line_send(chan->line);
+    rmq_replies_consume(chan->owner);
+}
+
+/* Whether the broker has them nobody knows: whoever asked decides whether to send again. */
+static void publish_closed(rmq_chan *chan, int code, const mw_error *why) {
+    rmq_conn *c = chan->owner;
+    mw_error e;
+    mw_fail(&e, MW_ECLOSED, true, "not confirmed: %s", why->text);
+    c->confirming = false;
+    rmq_targets_forget(c);
+    rmq_fifo lost = {0};
+    for (uint64_t i = c->first_seq; i < c->next_seq; i++) {
+        rmq_pub *p = c->sent[i & (c->sent_room - 1)];
+        if (p) rmq_fifo_push(&lost, p);
+    }
+    c->first_seq = c->next_seq = 1;
+    for (rmq_pub *p; (p = rmq_fifo_pop(&lost));) rmq_finish(p, &e);
+    rmq_requests_lost(c);
+    (void)code;
+}
+
+static void publish_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
+    rmq_conn *c = chan->owner;
+    if (method == RMQ_ACK || method == RMQ_NACK) {
+        confirms(c, r, method == RMQ_ACK);
+    } else if (method == RMQ_CONFIRM_SELECT_OK) {
+        c->confirming = true;
+        c->first_seq = c->next_seq = 1;
+        rmq_pump(c);
+    }
+}
+
+static void publish_content(rmq_chan *chan, rmq_content *k) {
+    if (k->method == RMQ_RETURN)
+        returned(chan->owner, k);
+    else
+        rmq_replied(chan->owner, k);
+}
+
+static const rmq_chan_events publish_events = {.opened = publish_opened,
+                                               .closed = publish_closed,
+                                               .method = publish_method,
+                                               .content = publish_content};
+
+/* ---- jobs on the admin channel ---- */
+
+static void start_job(rmq_conn *c) {
+    if (!c->job && c->jobs) {
+        c->job = c->jobs;
+        c->jobs = c->job->next;
+        if (!c->jobs) c->jobs_end = &c->jobs;
+    }
+    if (!c->job || c->job_sent || !c->admin.open) return;
+    mw_buf *b = rmq_line_out(c->out);
+    c->job_sent = true;
+    c->job->start(c->job, c, b);
+    rmq_line_send(c->out);
+}
+
+void rmq_job_add(rmq_conn *c, rmq_job *j) {
+    if (!rmq_out(c)) return;
+    if (!c->jobs_end) c->jobs_end = &c->jobs;
+    j->next = NULL;
+    *c->jobs_end = j;
+    c->jobs_end = &j->next;
+    start_job(c);
+}
+
+/* The line was lost or cannot be had: each decides whether to wait for it. */
+static void jobs_lost(rmq_conn *c, const mw_error *why) {
+    rmq_job *list = c->jobs, *first = c->job_sent ? NULL : c->job;
+    c->jobs = NULL;
+    c->jobs_end = &c->jobs;
+    if (first) {
+        c->job = NULL;
+        if (!first->failed(first, c, 0, why)) c->job = first;
+    }
+    for (rmq_job *j = list, *next; j; j = next) {
+        next = j->next;
+        if (!j->failed(j, c, 0, why)) rmq_job_add(c, j);
+    }
+}
+
+static void admin_opened(rmq_chan *chan) { start_job(chan->owner); }
+
+static void admin_closed(rmq_chan *chan, int code, const mw_error *why) {
+    rmq_conn *c = chan->owner;
+    if (!c->job || !c->job_sent) return;
+    rmq_job *j = c->job;
+    c->job_sent = false;
+    c->job = NULL;
+    if (!j->failed(j, c, code, why)) c->job = j;
+}
+
+static void admin_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
+    rmq_conn *c = chan->owner;
+    if (!c->job || !c->job_sent) return;
+    rmq_job *j = c->job;
+    c->job_sent = false;
+    c->job = NULL;
+    if (!j->reply(j, c, method, r)) c->job = j;
+    start_job(c);
+}
+
+static void admin_content(rmq_chan *chan, rmq_content *k) {
+    rmq_conn *c = chan->owner;
+    if (!c->job || !c->job_sent || !c->job->content) return;
+    rmq_job *j = c->job;
+    c->job_sent = false;
+    c->job = NULL;
+    if (!j->content(j, c, k)) c->job = j;
+    start_job(c);
+}
+
+static const rmq_chan_events admin_events = {
+    .opened = admin_opened, .closed = admin_closed, .method = admin_method, .content = admin_content};
+
+/* ---- from the driver's other files, and from the core ---- */
+
+rmq_line *rmq_out(rmq_conn *c) {
+    if (c->out) return c->out;
+    mw_error e;
+    c->out = rmq_line_new(c->loop, &c->settings, &out_events, c, &e);
+    if (!c->out) { /* checked at open: only the certificates can have changed since */
+        mw_log_begin(MW_ERROR, "cannot connect");
+        mw_log_text("error", e.text);
+        mw_log_end();
+        return NULL;
+    }
+    rmq_chan_add(c->out, &c->publish, RMQ_CHAN_PUBLISH, &publish_events, c);
+    rmq_chan_add(c->out, &c->admin, RMQ_CHAN_ADMIN, &admin_events, c);
+    return c->out;
+}
+
+void rmq_send_to(rmq_conn *c, rmq_pub *p, rmq_target *to) {
+    mw_message_ref(p->msg);
+    p->to = to;
+    p->returned = p->dropped = false;
+    if (!rmq_out(c)) {
+        mw_error e;
+        mw_fail(&e, MW_ECLOSED, true, "cannot connect to the broker");
+        rmq_finish(p, &e);
+        return;
+    }
+    rmq_fifo_push(rmq_target_ready(c, to) ? &c->ready : &to->waiting, p);
+    mind(c);
+}
+
+void rmq_send(rmq_conn *c, rmq_pub *p, const char *channel, int64_t delay_ms, bool retry) {
+    mw_error e;
+    rmq_target *to = delay_ms > 0 ? rmq_target_tier(c, channel, delay_ms, retry, &e) : rmq_target_get(c, channel);
+    if (to) {
+        rmq_send_to(c, p, to);
+        return;
+    }
+    mw_message_ref(p->msg);
+    rmq_finish(p, &e);
+}
+
+typedef struct given { /* a publication of the core */
+    rmq_pub pub;
+    rmq_conn *conn;
+    void *cookie;
+    mw_deferred later; /* refused before it was sent: the answer must not come from inside of the call */
+    bool inside;
+    mw_error error;
+} given;
+
+static void answer_late(mw_deferred *d) {
+    given *g = mw_container_of(d, given, later);
+    g->conn->host->published(g->conn->link, g->cookie, &g->error);
+    free(g);
+}
+
+static void given_done(rmq_pub *p, const mw_error *e) {
+    given *g = mw_container_of(p, given, pub);
+    if (g->inside) {
+        g->error = *e;
+        mw_defer(g->conn->loop, &g->later, answer_late);
+        return;
+    }
+    g->conn->host->published(g->conn->link, g->cookie, e);
+    free(g);
+}
+
+void rmq_publish(mw_conn *conn, const mw_publication *list, size_t count) {
+    rmq_conn *c = (rmq_conn *)conn;
+    for (size_t i = 0; i < count; i++) {
+        given *g = calloc(1, sizeof *g);
+        if (!g) abort();
+        g->conn = c;
+        g->cookie = list[i].cookie;
+        g->pub.msg = list[i].msg;
+        g->pub.done = given_done;
+        g->inside = true;
+        rmq_send(c, &g->pub, list[i].channel, list[i].delay_ms, false);
+        g->inside = false;
+    }
+    rmq_pump(c);
+}
+
+void rmq_out_close(rmq_conn *c) {
+    mw_timer_stop(&c->patience);
+    rmq_line_free(c->out);
+    c->out = NULL;
+    rmq_targets_gather(c);
+    rmq_fifo all = c->ready;
+    c->ready = (rmq_fifo){0};
+    for (uint64_t i = c->first_seq; i < c->next_seq; i++) {
+        rmq_pub *p = c->sent[i & (c->sent_room - 1)];
+        if (p) rmq_fifo_push(&all, p);
+    }
+    c->first_seq = c->next_seq;
+    mw_error e;
+    mw_fail(&e, MW_ECLOSED, true, "the connection is closed");
+    for (rmq_pub *p; (p = rmq_fifo_pop(&all));) {
+        if (p->done != given_done) {
+            rmq_finish(p, &e);
+        } else { /* the core is not told any more */
+            mw_message_unref(p->msg);
+            free(mw_container_of(p, given, pub));
+        }
+    }
+    free(c->sent);
+    c->sent = NULL;
+}

@@ -1,0 +1,249 @@
+/* targets.c - where publications go. A queue is looked for before the first publication to it, and declared when it
+ * is missing: what the broker cannot route is lost, or comes back as an error. An exchange is taken as it is. A delay is a
+ * queue whose messages expire after it and fall back into their queue ("tier"): one per queue and delay, made when
+ * it is needed and removed by the broker when it is idle. Never a TTL per message: that waits behind longer ones. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "drivers/amqp/amqp.h"
+
+enum { TIER_FRESH_MS = 30000, TIER_SPARE_MS = 120000 };
+#define DELAY_MAX ((int64_t)UINT32_MAX - TIER_SPARE_MS)
+
+typedef struct declaration { /* the job that finds or makes a target's queue */
+    rmq_job job;
+    rmq_target *target;
+    bool make;
+} declaration;
+
+static rmq_target *find(rmq_conn *c, const char *name) {
+    rmq_target *t = mw_map_get(&c->targets, mw_hash64(name, strlen(name)));
+    while (t && strcmp(t->name, name) != 0) t = t->next_same_hash;
+    return t;
+}
+
+static rmq_target *insert(rmq_conn *c, const char *name) {
+    uint64_t hash = mw_hash64(name, strlen(name));
+    rmq_target *t = calloc(1, sizeof *t);
+    if (!t || !(t->name = strdup(name))) abort();
+    t->exchange = "";
+    t->key = t->name;
+    t->mandatory = true;
+    t->next_same_hash = mw_map_get(&c->targets, hash);
+    mw_map_put(&c->targets, hash, t);
+    return t;
+}
+
+/* "\1exchange\2key": lua/moonwire/internal/config/exchange.lua writes it; "\3" instead of "\1": not mandatory */
+static void split(rmq_target *t) {
+    t->kind = RMQ_TO_EXCHANGE;
+    t->mandatory = t->name[0] == '\1';
+    t->state = RMQ_THERE;
+    t->exchange = t->name + 1;
+    char *key = strchr(t->name + 1, '\2');
+    if (key) *key++ = '\0';
+    t->key = key ? key : "";
+}
+
+rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
+    bool exchange = channel[0] == '\1' || channel[0] == '\3';
+    rmq_target *t = find(c, channel);
+    if (t) return t;
+    t = insert(c, channel);
+    if (exchange) {
+        char *whole = strdup(channel); /* the name stays whole: it is what we are found by */
+        if (!whole) abort();
+        split(t);
+        t->name = whole;
+    } else if (strncmp(channel, "amq.", 4) == 0) {
+        t->state = RMQ_THERE; /* the broker's own: replies; whoever asked may have gone */
+        t->mandatory = false;
+    }
+    return t;
+}
+
+/* Ten steps for each power of ten: few queues for delays with jitter, and the usual numbers exactly. */
+int64_t rmq_tier(int64_t delay_ms, bool retry) {
+    static const int64_t steps[] = {100, 125, 160, 200, 250, 300, 400, 500, 600, 800, 1000};
+    if (delay_ms < 10) return 10;
+    int64_t scale = 1;
+    while (delay_ms > 1000 * scale) scale *= 10;
+    if (!retry) { /* a wish for a delay is kept to 1 % */
+        int64_t step = scale < 10 ? 1 : scale;
+        return (delay_ms + step - 1) / step * step;
+    }
+    if (delay_ms < 100) return (delay_ms + 9) / 10 * 10;
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        if (steps[i] * scale >= delay_ms) return steps[i] * scale;
+    return delay_ms;
+}
+
+rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, bool retry, mw_error *e) {
+    if (delay_ms > DELAY_MAX) {
+        mw_fail(e, MW_EUSAGE, false, "a delay of %" PRId64 " s is more than RabbitMQ can keep (49 days)",
+                delay_ms / 1000);
+        return NULL;
+    }
+    if (channel[0] == '\1' || channel[0] == '\3') {
+        mw_fail(e, MW_EUSAGE, false, "a delay needs a queue to come back to: publish to the queue, not to the exchange");
+        return NULL;
+    }
+    int64_t ttl = rmq_tier(delay_ms, retry);
+    char name[400];
+    snprintf(name, sizeof name, "mw.delay.%" PRId64 ".%s", ttl, channel);
+    if (strlen(name) > 255) {
+        mw_fail(e, MW_EUSAGE, false, "the name of queue \"%s\" is too long for one to delay its messages", channel);
+        return NULL;
+    }
+    rmq_target *t = find(c, name);
+    if (t) return t;
+    t = insert(c, name);
+    t->kind = RMQ_TO_TIER;
+    t->ttl_ms = ttl;
+    rmq_target_get(c, channel);
+    return t;
+}
+
+rmq_target *rmq_target_journal(rmq_conn *c, const char *name) {
+    rmq_target *t = find(c, name);
+    if (t) return t;
+    t = insert(c, name);
+    t->kind = RMQ_TO_JOURNAL;
+    return t;
+}
+
+/* ---- declaring ---- */
+
+/* It holds one message, the newest. */
+static void put_journal(mw_buf *b, const rmq_conn *c, const rmq_target *t) {
+    rmq_queue_options o = {.type = c->defaults.type, .max_length = 1, .delivery_limit = -1};
+    rmq_put_queue_declare(b, RMQ_CHAN_ADMIN, t->name, &o, false);
+}
+
+static void put_tier(mw_buf *b, const rmq_target *t) {
+    const char *queue = strchr(t->name + strlen("mw.delay."), '.') + 1;
+    rmq_queue_options o = {.ttl_ms = t->ttl_ms,
+                           .expires_ms = 2 * t->ttl_ms + TIER_SPARE_MS,
+                           .dead_exchange = "",
+                           .dead_key = (char *)(uintptr_t)queue,
+                           .delivery_limit = -1};
+    if (o.expires_ms > UINT32_MAX) o.expires_ms = UINT32_MAX;
+    rmq_put_queue_declare(b, RMQ_CHAN_ADMIN, t->name, &o, false);
+}
+
+static void declaration_start(rmq_job *j, rmq_conn *c, mw_buf *out) {
+    declaration *d = mw_container_of(j, declaration, job);
+    if (d->target->kind == RMQ_TO_TIER)
+        put_tier(out, d->target);
+    else if (d->target->kind == RMQ_TO_JOURNAL)
+        put_journal(out, c, d->target);
+    else
+        rmq_put_declare(out, c, RMQ_CHAN_ADMIN, d->target->name, !d->make);
+}
+
+static void there(rmq_conn *c, rmq_target *t) {
+    t->state = RMQ_THERE;
+    t->since = mw_loop_real_ms(c->loop);
+    for (rmq_pub *p; (p = rmq_fifo_pop(&t->waiting));) rmq_fifo_push(&c->ready, p);
+    rmq_pump(c);
+}
+
+static void not_there(rmq_target *t, const mw_error *why) {
+    rmq_fifo list = t->waiting;
+    t->waiting = (rmq_fifo){0};
+    t->state = RMQ_UNKNOWN;
+    for (rmq_pub *p; (p = rmq_fifo_pop(&list));) rmq_finish(p, why);
+}
+
+static bool declaration_reply(rmq_job *j, rmq_conn *c, uint32_t method, rmq_reader *r) {
+    declaration *d = mw_container_of(j, declaration, job);
+    (void)method, (void)r;
+    there(c, d->target);
+    free(d);
+    return true;
+}
+
+static bool declaration_failed(rmq_job *j, rmq_conn *c, int code, const mw_error *why) {
+    declaration *d = mw_container_of(j, declaration, job);
+    if (code < 0) { /* the connection is being closed */
+        free(d);
+        return true;
+    }
+    if (code == 0) { /* with the line; after it is back the target is asked for again */
+        d->make = false;
+        return false;
+    }
+    if (code == 404 && !d->make && c->declare == RMQ_DECLARE_AUTO) {
+        d->make = true;
+        return false;
+    }
+    if (code == 406 || code == 405) { /* it is there, with other arguments or for somebody else: good enough */
+        there(c, d->target);
+    } else {
+        mw_error e;
+        mw_fail(&e, MW_EUSAGE, true, "queue \"%s\": %s", d->target->name, why->text);
+        not_there(d->target, &e);
+    }
+    free(d);
+    return true;
+}
+
+bool rmq_target_ready(rmq_conn *c, rmq_target *t) {
+    bool stale = t->kind == RMQ_TO_TIER && mw_loop_real_ms(c->loop) - t->since > TIER_FRESH_MS;
+    if (t->state == RMQ_THERE && !stale) return true;
+    if (t->state == RMQ_ASKING) return false;
+    t->state = RMQ_ASKING;
+    declaration *d = calloc(1, sizeof *d);
+    if (!d) abort();
+    d->job.start = declaration_start;
+    d->job.reply = declaration_reply;
+    d->job.failed = declaration_failed;
+    d->target = t;
+    rmq_job_add(c, &d->job);
+    return false;
+}
+
+/* ---- endings ---- */
+
+static void each(rmq_conn *c, void (*fn)(rmq_conn *c, rmq_target *t, const mw_error *e), const mw_error *e) {
+    uint32_t at = 0;
+    for (rmq_target *t; (t = mw_map_next(&c->targets, &at, NULL));)
+        for (rmq_target *next; t; t = next) {
+            next = t->next_same_hash;
+            fn(c, t, e);
+        }
+}
+
+static void forget(rmq_conn *c, rmq_target *t, const mw_error *e) {
+    (void)c, (void)e;
+    if (t->kind != RMQ_TO_EXCHANGE && t->state == RMQ_THERE && strncmp(t->name, "amq.", 4) != 0)
+        t->state = RMQ_UNKNOWN;
+}
+
+void rmq_targets_forget(rmq_conn *c) { each(c, forget, NULL); }
+
+static void gather(rmq_conn *c, rmq_target *t, const mw_error *e) {
+    (void)e; /* a declaration under way goes on, for the next ones */
+    for (rmq_pub *p; (p = rmq_fifo_pop(&t->waiting));) rmq_fifo_push(&c->ready, p);
+}
+
+/* Those that wait here go to the others that wait: `done` may come back to us with new targets. */
+void rmq_targets_gather(rmq_conn *c) { each(c, gather, NULL); }
+
+static void free_one(rmq_conn *c, rmq_target *t, const mw_error *e) {
+    (void)c, (void)e;
+    if (t->kind == RMQ_TO_EXCHANGE) free((char *)(uintptr_t)t->exchange - 1);
+    free(t->name);
+    free(t);
+}
+
+void rmq_targets_free(rmq_conn *c) {
+    each(c, free_one, NULL);
+    mw_map_free(&c->targets);
+    for (rmq_job *j = c->job ? c->job : c->jobs, *next; j; j = next) {
+        next = j == c->job ? c->jobs : j->next;
+        j->failed(j, c, -1, NULL);
+    }
+}

@@ -1,0 +1,59 @@
+-- rabbitmq.lua - the entries of RabbitMQ in drivers.lua: one server, a vhost for each case.
+local rabbitmq = require "spec.support.servers.rabbitmq"
+
+local LACKS = {
+  groups = "a queue has one group; a second is refused at start",
+  start = "a queue has no place to begin at; refused at start",
+  priority = "needs a queue with max_priority; proved by rabbitmq-tls",
+}
+
+local function entry(name, url, more)
+  local fields = {
+    name = name,
+    outside = true,
+    url = function(h)
+      local server = rabbitmq.get()
+      h.vhost = ("%s-%s"):format(name, h.name)
+      server:vhost(h.vhost)
+      return url(server, h.vhost)
+    end,
+    version = function() return "RabbitMQ " .. rabbitmq.get():version() end,
+    is_empty = function(h, channel) return rabbitmq.get():unsettled(h.vhost, channel) == 0 end,
+    -- Messages that wait for their time stand in queues beside it.
+    messages = function(h, channel)
+      local list = h.broker:messages(channel)
+      for _, tier in ipairs(rabbitmq.get():tiers(h.vhost, channel)) do
+        for _, m in ipairs(h.broker:messages(tier)) do list[#list + 1] = m end
+      end
+      return list
+    end,
+    close = function(h) rabbitmq.get():drop_vhost(h.vhost) end,
+    notes = 0.1,
+    lacks = LACKS,
+  }
+  for field, value in pairs(more or {}) do fields[field] = value end
+  return fields
+end
+
+local OVER_TLS = {}
+for _, name in ipairs { "ack-stop", "ack-crash", "attempts-crash", "dead-whole", "order-key", "publish", "priority",
+                        "any-bytes", "drain", "takeover" } do
+  OVER_TLS[name] = true
+end
+
+local M = {}
+
+M.classic = entry("rabbitmq", function(server, vhost) return rabbitmq.url(server, vhost, "?heartbeat=1") end)
+
+M.quorum = entry("rabbitmq-quorum", function(server, vhost)
+  return rabbitmq.url(server, vhost, "?heartbeat=1&queue_type=quorum&single_active=true")
+end, { few = 0.2 })
+
+M.tls = entry("rabbitmq-tls", function(server, vhost)
+  return rabbitmq.tls_url(server, vhost, "&heartbeat=1&max_priority=9")
+end, {
+  lacks = { groups = LACKS.groups, start = LACKS.start },
+  skip = function(case) return not OVER_TLS[case.name] and "not repeated over TLS" or nil end,
+})
+
+return M

@@ -1,0 +1,429 @@
+-- RabbitMQ under attack, and what only RabbitMQ has: alarms, a broker that stops or restarts, connections and queues that are
+-- taken away, one byte at a time, bodies of all sizes, unroutable messages, wrong logins; topology, requests, dead letters.
+-- Each case counts: nothing may be lost.
+local C = require "moonwire.internal.cdef"
+local cli = require "spec.functional.cli.support"
+local contract = require("spec.contract.rabbitmq").classic
+local harness = require "spec.support.harness"
+local json = require "moonwire.json"
+local process = require "spec.support.process"
+local proxies = require "spec.support.tcp_proxy"
+local rabbitmq = require "spec.support.servers.rabbitmq"
+
+C.mw_log_setup(0, 9) -- the spec's own links lose their broker too
+
+local FORWARD = [[
+  function M.handle(msg)
+    mw.publish("out", msg.body, { id = "out-" .. msg.id })
+    mw.sleep(0.002)
+    trace("done", msg)
+  end]]
+local SETTINGS = "concurrency = 8, buffer = { count = 64 }, retry = { attempts = 1000, base = 0.05, cap = 0.5 },"
+
+local function messages(n)
+  local list = {}
+  for i = 1, n do list[i] = { "body " .. i, id = "m" .. i, key = "k" .. i % 10 } end
+  return list
+end
+
+describe("rabbitmq", function()
+  local server, open = nil, {}
+
+  setup(function() server = rabbitmq.get() end)
+  after_each(function()
+    for _, h in ipairs(open) do h:close() end
+    open = {}
+  end)
+  teardown(function() process.cleanup() end)
+
+  local function new(fields)
+    local driver = setmetatable(fields or {}, { __index = contract })
+    local h = harness.new(driver)
+    open[#open + 1] = h
+    return h
+  end
+
+  -- Everything that came in was handled, and what was published for it stands there.
+  local function assert_forwarded(h, n)
+    h:wait_settled("in", 60)
+    local out = {}
+    for _, m in ipairs(h:messages "out") do out[m.id] = true end
+    for i = 1, n do assert.is_true(out["out-m" .. i], "out-m" .. i .. " is missing") end
+  end
+
+  local function binary(text) return "<<" .. table.concat({ text:byte(1, -1) }, ",") .. ">>" end
+
+  local function queue_eval(h, queue, then_do)
+    return server:eval(("{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)), %s"):format(binary(h.vhost),
+      binary(queue), then_do))
+  end
+
+  -- A publish from outside of us, with any properties: headers as Erlang terms.
+  local function raw_publish(h, exchange, key, body, properties)
+    server:eval(([[
+      Exchange = rabbit_misc:r(%s, exchange, %s),
+      Content = rabbit_basic:build_content({'P_basic', %s}, %s),
+      Message = rabbit_basic:message(Exchange, %s, element(3, Content), %s),
+      {ok, M} = case Message of {ok, X} -> {ok, X}; X -> {ok, X} end,
+      rabbit_basic:publish(rabbit_basic:delivery(false, false, M, undefined))]])
+      :format(binary(h.vhost), binary(exchange), properties, binary(body), binary(key), binary(body)))
+  end
+
+  it("loses nothing when every connection is closed, again and again", function()
+    local h = new()
+    h:start { settings = SETTINGS, handler = FORWARD }
+    h:publish(messages(600))
+    local closed = 0
+    for i = 1, 4 do
+      h:wait_for("done", 100 * i, 30)
+      closed = closed + server:close_connections()
+    end
+    assert.is_true(closed >= 8, closed .. " connections were closed")
+    assert_forwarded(h, 600)
+  end)
+
+  it("declares a queue again that was deleted under its consumer", function()
+    local h = new()
+    local worker = h:start { settings = SETTINGS, handler = FORWARD }
+    h:publish(messages(20))
+    h:wait_for("done", 20)
+    h:wait_settled()
+    queue_eval(h, "in", "rabbit_amqqueue:delete(Q, false, false, <<\"spec\">>)")
+    h:wait(function() return worker.child:stderr():find("declaring it again", 1, true) end, 10, "the cancel")
+    h:publish { { "x", id = "m21" }, { "x", id = "m22" } }
+    h:wait_for("done", 22)
+    assert_forwarded(h, 22)
+  end)
+
+  it("lets publications wait while the broker has an alarm, and goes on living", function()
+    local h = new()
+    local worker = h:start { settings = SETTINGS, handler = FORWARD }
+    h:publish(messages(50))
+    h:wait_for("done", 5)
+    server:alarm(true)
+    finally(function() server:alarm(false) end)
+    h:wait(function() return worker.child:stderr():find("blocks publishing", 1, true) end, 20, "the notice")
+    h:stay(2.5) -- more than two heartbeats: the connections must live through it
+    assert.is_true(worker.child:alive())
+    assert.is_nil(worker.child:stderr():find("connection lost", 1, true))
+    local status = process.run { { cli.binary, "status", worker.dir }, timeout = 20 }
+    assert.equal(0, status.code, status.stderr)
+    assert.is_nil(worker.child:stderr():find("dead", 1, true))
+    server:alarm(false)
+    assert_forwarded(h, 50)
+    assert.is_truthy(worker.child:stderr():find("takes publications again", 1, true))
+  end)
+
+  it("notices a broker that stands still, and comes back to it", function()
+    local h = new()
+    local worker = h:start { settings = SETTINGS, handler = FORWARD }
+    h:publish(messages(300))
+    h:wait_for("done", 50)
+    server:signal "STOP"
+    h:wait(function() return worker.child:stderr():find("connection lost", 1, true) end, 20, "the silence to be noticed")
+    server:signal "CONT"
+    assert_forwarded(h, 300)
+  end)
+
+  it("keeps what was confirmed through a restart of the broker", function()
+    local h = new()
+    h:publish(messages(300))
+    h:start { settings = SETTINGS, handler = FORWARD }
+    h:wait_for("done", 50)
+    server:stop()
+    server:start()
+    h:wait_for("done", 300, 60)
+    assert_forwarded(h, 300)
+  end)
+
+  it("reads and writes one byte at a time", function()
+    local h = new()
+    local proxy = proxies.start(server.port)
+    proxy:say "bytes"
+    h.url = ("amqp://guest:guest@127.0.0.1:%d/%s?heartbeat=20"):format(proxy.port, h.vhost)
+    h:publish(messages(5))
+    h:start { settings = SETTINGS, handler = FORWARD }
+    h:wait_for("done", 5, 60)
+    assert_forwarded(h, 5)
+    h:close()
+    proxy:stop()
+  end)
+
+  it("carries bodies of nothing, over a frame, and of 64 MB", function()
+    local h = new()
+    local sizes = { 0, 1, 131064, 131065, 300000, math.floor(64 * 1024 * 1024 * (harness.scale < 1 and 0.25 or 1)) }
+    h:start { settings = "buffer = { bytes = 1000000 },", handler = FORWARD }
+    local list = {}
+    for i, size in ipairs(sizes) do list[i] = { ("%d"):format(i):rep(size), id = "m" .. i } end
+    h:publish(list)
+    h:wait_settled("in", 60)
+    local found = {}
+    for _, m in ipairs(h:messages "out") do found[m.id] = m.body end
+    for i, m in ipairs(list) do assert.is_true(found["out-m" .. i] == m[1], "body " .. i .. " changed") end
+  end)
+
+  it("takes no more than its window out of a flood", function()
+    local h = new()
+    h:publish(messages(3000))
+    h:start { settings = "concurrency = 4, buffer = { count = 50 },", handler = [[
+      function M.handle(msg) mw.sleep(0.001) trace("done", msg) end]] }
+    local most = 0
+    h:wait(function()
+      most = math.max(most, tonumber((queue_eval(h, "in", "rabbit_amqqueue:info(Q, [messages_unacknowledged])")
+        :match "(%d+)}")))
+      return h.trace:count "done" >= 3000
+    end, 60, "3000 handled")
+    assert.is_true(most <= 50 and most > 10, "unacknowledged: " .. most)
+  end)
+
+  --- Wrong settings ---------------------------------------------------------------------------------------------------
+
+  local function publish_to(url)
+    return process.run { { cli.binary, "publish", "--broker", url, "in", "x" }, timeout = 40 }
+  end
+
+  it("says what is wrong with a login, a vhost, a permission, an option", function()
+    local at = ("127.0.0.1:%d"):format(server.port)
+    local cases = {
+      { "amqp://guest:wrong@" .. at .. "/", "ACCESS_REFUSED", 69 },
+      { "amqp://guest:guest@" .. at .. "/nowhere", "nowhere", 69 },
+      { "amqp://reader:reader@" .. at .. "/", "access to vhost '/' refused", 69 },
+      { "amqp://guest:guest@" .. at .. "/?heartbeet=5", 'did you mean "heartbeat"', 64 },
+      { "amqp://guest:guest@" .. at .. "/?queue_type=quorom", "quorum", 64 },
+      { "amqp:", "name the broker", 64 },
+      { "amqps://" .. at .. "/?auth=external", "certificate", 64 },
+    }
+    for _, case in ipairs(cases) do
+      local result = publish_to(case[1])
+      assert.is_truthy(result.stderr:find(case[2], 1, true), case[1] .. ": " .. result.stderr)
+      assert.is_true(result.code ~= 0)
+      assert.is_nil(result.stderr:find("wrong@", 1, true))
+    end
+  end)
+
+  it("logs in with a certificate", function()
+    local h = new()
+    server:eval(("rabbit_auth_backend_internal:set_permissions(<<\"certified\">>, %s, <<\".*\">>, <<\".*\">>, <<\".*\">>, "
+      .. "<<\"spec\">>)"):format(binary(h.vhost)))
+    local url = ("amqps://localhost:%d/%s?auth=external&ca=%s/ca.crt&cert=%s/client.crt&key=%s/client.key"):format(
+      server.tls_port, h.vhost, server.dir, server.dir, server.dir)
+    local result = publish_to(url)
+    assert.equal(0, result.code, result.stderr)
+    assert.equal(1, #h:messages "in")
+  end)
+
+  it("refuses a second pipeline on a queue, and a start in the middle of one", function()
+    local h = new()
+    local worker = h:start { more = [[mw.pipeline "q" { from = broker:channel "in", handler = "handlers.p" }]],
+                             handler = FORWARD }
+    assert.is_true(worker.child:wait(20) ~= 0)
+    assert.is_truthy(worker.child:stderr():find("bind a second queue", 1, true), worker.child:stderr())
+    worker = h:start { settings = "start = 'newest',", handler = FORWARD }
+    assert.is_true(worker.child:wait(20) ~= 0)
+    assert.is_truthy(worker.child:stderr():find("no place to begin at", 1, true), worker.child:stderr())
+    h.workers = {}
+  end)
+
+  --- Topology ---------------------------------------------------------------------------------------------------------
+
+  local TOPOLOGY = [[
+local mw = require "moonwire"
+local broker = mw.connect(mw.env "BROKER_URL")
+broker:topology {
+  exchanges = { orders = { type = "topic", alternate = "lost" }, lost = { type = "fanout" }, by = { type = "headers" },
+                spread = { type = "x-consistent-hash" } },
+  queues = {
+    all = {}, high = { max_priority = 9 }, unroutable = { max_length = %s, overflow = "reject-publish" },
+    certain = { type = "quorum", delivery_limit = 5, dead_exchange = "lost" }, short = { ttl = 60, lazy = true },
+  },
+  bindings = {
+    { exchange = "orders", queue = "all", key = "order.#" },
+    { exchange = "orders", queue = "high", key = "order.*.high" },
+    { exchange = "lost", queue = "unroutable" },
+    { exchange = "by", queue = "short", match = "any", headers = { colour = "red", size = 5 } },
+    { exchange = "spread", queue = "all", key = "1" },
+  },
+}
+local orders = broker:exchange "orders"
+mw.pipeline "p" { from = broker:channel "in", retry = { attempts = 2, base = 0.02 }, handler = function(msg)
+  mw.publish(orders, msg.body, { routing_key = msg:header "to", id = msg.id, ttl = 100 })
+end }
+]]
+
+  local function states(result)
+    local list = {}
+    for _, item in ipairs(cli.objects(result.stdout)) do list[item.name] = item end
+    return list
+  end
+
+  it("compares a topology with the broker, makes it, and explains what differs", function()
+    local h = new()
+    local work = cli.workdir()
+    work:write("moonwire.lua", TOPOLOGY:format "100")
+    local function topology(verb) return work:run({ "topology", verb, ".", "--json" }, { env = { BROKER_URL = h.url } }) end
+    local plan = topology "plan"
+    assert.equal(1, plan.code, plan.stderr)
+    assert.equal("missing", states(plan).all.state)
+    local apply = topology "apply"
+    assert.equal(0, apply.code, apply.stdout .. apply.stderr)
+    assert.equal("created", states(apply).certain.state)
+    local again = topology "plan"
+    assert.equal(0, again.code, again.stdout .. again.stderr)
+    assert.equal("same", states(again).orders.state)
+    assert.equal("present", states(topology "show").high.state)
+    work:write("moonwire.lua", TOPOLOGY:format "200")
+    local different = topology "plan"
+    assert.equal(1, different.code)
+    assert.same({ field = "x-max-length", wanted = "200", found = "100" }, states(different).unroutable.differences[1])
+    local refused = topology "apply"
+    assert.equal(1, refused.code)
+    assert.matches("cannot change what exists", states(refused).unroutable.error)
+    local passive = work:run({ "topology", "apply", "." }, { env = { BROKER_URL = h.url .. "&declare=passive" } })
+    assert.matches("declare=passive", passive.stderr)
+    assert.is_true(passive.code ~= 0)
+
+    -- and messages take the ways that were declared
+    local worker = process.spawn { { cli.binary, "run", work.path }, env = { BROKER_URL = h.url } }
+    h:publish { { "1", id = "m1", headers = { to = "order.new.high" } }, { "2", id = "m2", headers = { to = "order.new" } },
+                { "3", id = "m3", headers = { to = "elsewhere" } } }
+    h:wait_settled "in"
+    assert.equal(2, #h:messages "all")
+    assert.equal(1, #h:messages "high")
+    assert.equal("order.new.high", h:messages("high")[1].headers["amqp-routing-key"])
+    assert.equal("100000", h:messages("high")[1].headers.expiration)
+    assert.equal(1, #h:messages "unroutable")
+    worker:stop(20)
+  end)
+
+  it("turns an unroutable message into an error of the one who published it", function()
+    local h = new()
+    server:eval(([[rabbit_exchange:declare(rabbit_misc:r(%s, exchange, <<"orders">>), topic, true, false, false, [],
+      <<"spec">>)]]):format(binary(h.vhost)))
+    local work = cli.workdir()
+    work:write("moonwire.lua", [[
+local mw = require "moonwire"
+local broker = mw.connect(mw.env "BROKER_URL")
+local orders, quiet = broker:exchange "orders", broker:exchange("orders", { mandatory = false })
+mw.pipeline "p" { from = broker:channel "in", retry = { attempts = 2, base = 0.02 }, handler = function(msg)
+  if msg.body == "bad" then mw.publish(orders, msg.body, { routing_key = "no.way", id = msg.id }) end
+  if msg.body == "quiet" then mw.publish(quiet, msg.body, { routing_key = "no.way", id = msg.id }) end
+  mw.publish("out", msg.body, { id = msg.id })
+end }
+]])
+    local list = {}
+    for i = 1, 60 do list[i] = { i % 20 == 0 and "bad" or i % 3 == 0 and "quiet" or "good", id = "m" .. i } end
+    local worker = process.spawn { { cli.binary, "run", work.path }, env = { BROKER_URL = h.url } }
+    h:publish(list)
+    h:wait(function() return #h:dead() == 3 end, 20, "three dead letters")
+    h:wait_settled("in", 20)
+    for _, letter in ipairs(h:dead()) do
+      assert.equal("bad", letter.body)
+      assert.matches('unroutable: exchange "orders" has no queue bound for "no.way"', letter.headers["mw-dead-last-error"])
+    end
+    local out = {}
+    for _, m in ipairs(h:messages "out") do out[m.id] = true end
+    for i = 1, 60 do assert.is_true(out["m" .. i] or i % 20 == 0, "m" .. i .. " is missing") end
+    worker:stop(20)
+  end)
+
+  --- Foreign messages -------------------------------------------------------------------------------------------------
+
+  it("reads what others publish: tables, arrays, times, numbers, properties, and messages without an id", function()
+    local h = new()
+    h:publish { { "x", id = "m0" } }
+    raw_publish(h, "", "in", "hello", [[<<"text/plain">>, <<"gzip">>, [
+      {<<"n">>, signedint, -5}, {<<"big">>, long, 9007199254740993}, {<<"yes">>, bool, true}, {<<"real">>, double, 1.5},
+      {<<"when">>, timestamp, 1700000000}, {<<"bytes">>, binary, <<0,255>>}, {<<"none">>, void, undefined},
+      {<<"list">>, array, [{signedint, 1}, {longstr, <<"two">>}, {table, [{<<"a">>, bool, false}]}]},
+      {<<"table">>, table, [{<<"inner">>, longstr, <<"v">>}, {<<"n">>, short, 3}]}],
+      2, 7, <<"corr-1">>, <<"answers">>, undefined, undefined, 1700000001, <<"kind">>, undefined, <<"app">>, undefined]])
+    local found
+    for _, m in ipairs(h:messages "in") do if m.body == "hello" then found = m end end
+    assert.equal("text/plain", found.type)
+    assert.equal(7, found.priority)
+    assert.equal(1700000001, found.time)
+    assert.matches("^%x+%-%x+%-", found.id)
+    local expected = {
+      n = "-5", big = "9007199254740993", yes = "true", real = "1.5", when = "2023-11-14T22:13:20Z", bytes = "\0\255",
+      none = "", list = '[1,"two",{"a":false}]', table = '{"inner":"v","n":3}', ["correlation-id"] = "corr-1",
+      ["reply-to"] = "answers", ["content-encoding"] = "gzip", ["amqp-type"] = "kind", ["amqp-app-id"] = "app",
+    }
+    for name, value in pairs(expected) do assert.equal(value, found.headers[name], name) end
+  end)
+
+  it("counts a native dead-lettering as an attempt", function()
+    local h = new()
+    h:publish { { "x", id = "m0" } }
+    raw_publish(h, "", "in", "came back", [[undefined, undefined, [{<<"x-death">>, array, [{table, [
+      {<<"queue">>, longstr, <<"in">>}, {<<"reason">>, longstr, <<"rejected">>}, {<<"count">>, long, 2}]}]}],
+      2, undefined, undefined, undefined, undefined, <<"m1">>, undefined, undefined, undefined, undefined, undefined]])
+    h:start { handler = [[function M.handle(msg) trace("done", msg, msg.headers["x-death"]) end]] }
+    h:wait_for("done", 2)
+    local attempts = {}
+    for _, line in ipairs(h.trace:of "done") do attempts[line.id] = line.attempt end
+    assert.same({ m0 = 1, m1 = 3 }, attempts)
+  end)
+
+  --- Requests ---------------------------------------------------------------------------------------------------------
+
+  it("answers requests by direct reply-to, and gives up in time", function()
+    local h = new()
+    h:start {
+      settings = "concurrency = 16, retry = { attempts = 1 },",
+      more = [[mw.pipeline "server" { from = broker:channel "prices", order = "none", handler = function(msg)
+        if msg.data.item == "silent" then return end
+        mw.reply { item = msg.data.item, price = #msg.data.item }
+      end }]],
+      handler = [[function M.handle(msg)
+        local reply = mw.request("prices", { item = msg.body }, { timeout = msg.body == "silent" and 0.3 or 10 })
+        mw.publish("out", reply.data.item .. "=" .. reply.data.price, { id = msg.id })
+      end]],
+    }
+    local list = {}
+    for i = 1, 40 do list[i] = { ("x"):rep(i), id = "m" .. i } end
+    list[41] = { "silent", id = "m41" }
+    h:publish(list)
+    h:wait(function() return #h:dead() == 1 end, 20, "the dead letter")
+    h:wait_settled("in", 20)
+    local out = h:messages "out"
+    assert.equal(40, #out)
+    for _, m in ipairs(out) do assert.equal(#m.body:match "^x+", tonumber(m.body:match "=(%d+)")) end
+    assert.matches("no reply in time", h:dead()[1].headers["mw-dead-last-error"])
+  end)
+
+  --- Dead letters -----------------------------------------------------------------------------------------------------
+
+  it("shows dead letters without moving them, and sends single ones back", function()
+    local h = new()
+    h:start { settings = "retry = { attempts = 1 },", handler = [[
+      function M.handle(msg)
+        trace("try", msg)
+        if not msg:header "mw-replay" then error "not yet" end
+        trace("done", msg)
+      end]] }
+    h:publish(messages(10))
+    h:wait(function() return #h:dead() == 10 end, 20, "ten dead letters")
+    local function dlq(...)
+      local result = process.run { { cli.binary, "dlq", ... }, env = { BROKER_URL = h.url }, timeout = 30 }
+      assert.equal(0, result.code, result.stderr)
+      return result
+    end
+    local function order()
+      local ids = {}
+      for _, m in ipairs(h:dead()) do ids[#ids + 1] = m.id end
+      return table.concat(ids, " ")
+    end
+    local before = order()
+    for _ = 1, 3 do dlq("ls", "in.dead", "--broker", h.url) end
+    assert.equal(before, order())
+    local shown = dlq("show", "in.dead", "m5", "--json", "--broker", h.url)
+    assert.equal("m5", json.decode(shown.stdout).id)
+    dlq("replay", "in.dead", "m5", "--broker", h.url)
+    h:wait_for("done", 1, 20)
+    assert.equal((before:gsub(" m5", "")), order())
+    dlq("replay", "in.dead", "--yes", "--broker", h.url)
+    h:wait_for("done", 10, 20)
+    h:wait_settled()
+    assert.equal("", order())
+  end)
+end)
