@@ -262,8 +262,8 @@ typedef struct mw_driver {
      * "error" }] } state: missing, same, different (plan), created, changed, failed (apply), present (show).
      * What would lose messages fails without "force". The request is copied. */
     void (*topology)(mw_conn *c, const char *request, size_t len, void *cookie);
-    /* Publishes a message with the headers reply-to ("amq.rabbitmq.reply-to") and correlation-id, and answers with
-     * the one that comes back under that id. Without it requests go through a channel of their own. */
+    /* Publishes a message with the headers reply-to ("amq.rabbitmq.reply-to") and correlation-id, and answers
+     * with the one that comes back under that id. Without it requests go through a channel of their own. */
     void (*request)(mw_conn *c, const mw_publication *p, int64_t timeout_ms);
 } mw_driver;
 

@@ -55,6 +55,7 @@ void mw_link_remove(mw_link *l, mw_removal r, mw_browser *who);
 void mw_link_groups(mw_link *l, const char *channel, mw_browser *who);
 void mw_link_remove_group(mw_link *l, const char *channel, const char *group, bool force, mw_browser *who);
 void mw_link_topology(mw_link *l, const char *request, size_t len, mw_planner *who); /* the driver has it */
-void mw_link_request(mw_link *l, const mw_publication *p, int64_t timeout_ms, mw_asker *who); /* the driver has it */
+void mw_link_request(mw_link *l, const mw_publication *p, int64_t timeout_ms,
+                     mw_asker *who); /* the driver has it */
 
 extern const mw_host mw_core_host; /* pipeline.c: what every driver calls */

@@ -143,8 +143,8 @@ const char *mw_answer_text(const struct mw_answer *a, size_t *len);
 void mw_answer_free(struct mw_answer *a);
 
 /* ---- requests: completed with a message, one reference for Lua ---- */
-bool mw_vm_request(struct mw_vm *vm, struct mw_link *l, const char *channel, struct mw_message *m, double timeout_ms,
-                   double waiter); /* false: this driver knows none */
+bool mw_vm_request(struct mw_vm *vm, struct mw_link *l, const char *channel, struct mw_message *m,
+                   double timeout_ms, double waiter); /* false: this driver knows none */
 
 /* ---- log, shared values, small things ---- */
 bool mw_log_wants(int level);

@@ -329,7 +329,8 @@ static void replied(mw_asker *a, mw_message *m, const mw_error *e) {
     finish(mw_container_of(a, mw_wait, asker), (mw_completion){.object = m}, e);
 }
 
-bool mw_vm_request(mw_vm *vm, mw_link *l, const char *channel, mw_message *m, double timeout_ms, double waiter) {
+bool mw_vm_request(mw_vm *vm, mw_link *l, const char *channel, mw_message *m, double timeout_ms,
+                   double waiter) {
     if (!mw_link_driver(l)->request) return false;
     mw_wait *w = new_wait(vm, waiter);
     w->asker.replied = replied;

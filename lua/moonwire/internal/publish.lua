@@ -231,9 +231,9 @@ local function resolve(target, task, options)
     return task.pipeline.link, target
   end
   if type(target) == "table" and target.addresses then
-    local names, err = target:addresses(options.routing_key, options.headers)
-    if not names then error("mw.publish: " .. err, 3) end
-    return target.connection.link, names
+    local channels, err = target:addresses(options.routing_key, options.headers)
+    if not channels then error("mw.publish: " .. err, 3) end
+    return target.connection.link, channels
   end
   if type(target) == "table" and target.link_of then return target:link_of(), target.name end
   error("mw.publish: expected a channel or its name, got " .. type(target), 3)

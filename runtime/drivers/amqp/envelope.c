@@ -29,12 +29,18 @@ static const struct property {
     uint16_t flag;
     const char *name;
 } properties[] = {
-    {HAS_ENCODING, "content-encoding"}, {HAS_CORRELATION, "correlation-id"}, {HAS_REPLY_TO, "reply-to"},
-    {HAS_EXPIRATION, "expiration"},     {HAS_KIND, "amqp-type"},             {HAS_APP, "amqp-app-id"},
+    {HAS_ENCODING, "content-encoding"},
+    {HAS_CORRELATION, "correlation-id"},
+    {HAS_REPLY_TO, "reply-to"},
+    {HAS_EXPIRATION, "expiration"},
+    {HAS_KIND, "amqp-type"},
+    {HAS_APP, "amqp-app-id"},
 };
 enum { PROPERTIES = sizeof properties / sizeof *properties };
 
-static bool is(rmq_str s, const char *text) { return s.len == strlen(text) && memcmp(s.data, text, s.len) == 0; }
+static bool is(rmq_str s, const char *text) {
+    return s.len == strlen(text) && memcmp(s.data, text, s.len) == 0;
+}
 
 static void add(rmq_envelope *e, const char *name, rmq_str value) {
     mw_headers_add(e->headers, name, strlen(name), value.data, value.len);
@@ -194,7 +200,8 @@ static void put_header(mw_buf *b, const mw_header *h) {
     rmq_put_long(b, h->value, h->value_len);
 }
 
-static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_header *found, uint16_t *flags) {
+static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_header *found,
+                      uint16_t *flags) {
     size_t mark = rmq_open(b), at = 0;
     if (p->has_key) {
         rmq_put_field(b, "mw-key", 'S');
@@ -211,7 +218,8 @@ static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_h
         if (place >= 0 && (properties[place].flag != HAS_EXPIRATION || is_number(&h))) {
             found[place] = h;
             *flags |= properties[place].flag;
-        } else if (!(h.name_len == 12 && memcmp(h.name, "amqp-user-id", 12) == 0)) { /* checked by the broker */
+        } else if (!(h.name_len == 12 &&
+                     memcmp(h.name, "amqp-user-id", 12) == 0)) { /* checked by the broker */
             put_header(b, &h);
         }
     }
@@ -260,6 +268,7 @@ void rmq_envelope_write(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp) {
 
 uint64_t rmq_identity(const mw_parts *p, bool has_id) {
     if (has_id) return mw_hash64(p->id, p->id_len);
-    uint64_t all[3] = {mw_hash64(p->body, p->body_len), mw_hash64(p->headers, p->headers_len), (uint64_t)p->time_ms};
+    uint64_t all[3] = {mw_hash64(p->body, p->body_len), mw_hash64(p->headers, p->headers_len),
+                       (uint64_t)p->time_ms};
     return mw_hash64(all, sizeof all);
 }

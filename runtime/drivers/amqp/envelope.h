@@ -1,6 +1,7 @@
-/* envelope.h - between a message of ours and the content header of AMQP: properties and the header table. What has
- * no place in AMQP (the key, milliseconds, attempts) travels in headers that begin with "mw-"; what has no place
- * in a message of ours (reply-to, correlation id, ...) becomes a header. docs/brokers/rabbitmq.md lists both. */
+/* envelope.h - between a message of ours and the content header of AMQP: properties and the header table.
+ * What has no place in AMQP (the key, milliseconds, attempts) travels in headers that begin with "mw-"; what
+ * has no place in a message of ours (reply-to, correlation id, ...) becomes a header.
+ * docs/brokers/rabbitmq.md lists both. */
 #pragma once
 #include "base/text.h"
 #include "drivers/amqp/wire.h"

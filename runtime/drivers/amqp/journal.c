@@ -1,11 +1,13 @@
-/* journal.c - what a crash must not forget of a queue that is read in order. There a failed message stays where it is
- * (its lane must not move), and AMQP has no place to write on a message that stays. So what is known about such
- * messages stands in a queue beside it, "mw.journal.QUEUE", that keeps one message: the newest state of all of them.
- * Only the one consumer of the queue writes it, and only when there is something to remember:
+/* journal.c - what a crash must not forget of a queue that is read in order. There a failed message stays
+ * where it is (its lane must not move), and AMQP has no place to write on a message that stays. So what is
+ * known about such messages stands in a queue beside it, "mw.journal.QUEUE", that keeps one message: the
+ * newest state of all of them. Only the one consumer of the queue writes it, and only when there is something
+ * to remember:
  *
  *   failures, due time, first error   of a message that waits here for its next attempt
- *   begun                             a handler has it for more than a turn of the loop; dead with us, it counts
- *   met                               it came a second time although nothing was known of it; a third time counts
+ *   begun                             a handler has it for more than a turn of the loop; dead with us, it
+ * counts met                               it came a second time although nothing was known of it; a third
+ * time counts
  *
  * A handler that ends within its turn, which is the rule, costs nothing here. */
 #include <stdio.h>
@@ -15,7 +17,15 @@
 #include "base/log.h"
 #include "drivers/amqp/amqp.h"
 
-enum { MAGIC = 0x4d574a31, BEGUN = 1, MET = 2, TIDY_MS = 500, AGAIN_MS = 300, QUIET_MS = 3000, ERROR_MAX = 1000 };
+enum {
+    MAGIC = 0x4d574a31,
+    BEGUN = 1,
+    MET = 2,
+    TIDY_MS = 500,
+    AGAIN_MS = 300,
+    QUIET_MS = 3000,
+    ERROR_MAX = 1000
+};
 
 typedef struct note {
     uint32_t failures;
@@ -35,7 +45,7 @@ struct rmq_journal {
     mw_map notes; /* identity -> note */
     enum { UNREAD, READING, READ } state;
     uint64_t version, written; /* of the notes; of what the broker has confirmed */
-    uint64_t met_version; /* of the last message that was met */
+    uint64_t met_version;      /* of the last message that was met */
     bool pump_after;
     struct writing *writing;
     mw_buf waiters;

@@ -1,7 +1,7 @@
-/* settle.c - what becomes of deliveries at the broker. Acks gather in the batch the core hands over: the unbroken run at
- * the low end of the window goes as one "multiple" ack, the others one by one, all of it in one write. A retry is a
- * copy in a delay tier that the broker has confirmed, then an ack; a held retry stays where it is, and the journal
- * remembers it. */
+/* settle.c - what becomes of deliveries at the broker. Acks gather in the batch the core hands over: the
+ * unbroken run at the low end of the window goes as one "multiple" ack, the others one by one, all of it in
+ * one write. A retry is a copy in a delay tier that the broker has confirmed, then an ack; a held retry stays
+ * where it is, and the journal remembers it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -125,7 +125,8 @@ static rmq_sub *alive(const again *a) {
 static void copied(rmq_sub *s, const again *a, const mw_error *e) {
     if (e) {
         rmq_answer_later(s, a->cookie, MW_ECLOSED, e->text);
-    } else if (s->unit != a->unit || !rmq_entry_of(s, a->tag)) { /* the copy stands, the original comes again */
+    } else if (s->unit != a->unit ||
+               !rmq_entry_of(s, a->tag)) { /* the copy stands, the original comes again */
         rmq_answer_later(s, a->cookie, MW_EFENCED, "the channel was lost before the ack");
     } else {
         uint64_t due = mw_loop_real_ms(s->conn->loop) + (uint64_t)a->delay_ms + DELAYED_SPARE_MS;

@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "base/uuid.h"
-#include "core/ledger.h"
+#include "core/shared.h"
 #include "drivers/redis/redis.h"
 
 enum { TICK_MS = 500, TICK_LEAST_MS = 50, TAKEN_MAX = 1000 };
@@ -60,7 +60,7 @@ static void set_names(mw_sub *s) {
     char host[128] = "moonwire";
     const char *given = s->conn->target.consumer;
     gethostname(host, sizeof host - 1);
-    int slot = mw_ledger_slot();
+    int slot = mw_shared_place();
     int n =
         snprintf(s->consumer, sizeof s->consumer, "%.120s-%d", *given ? given : host, slot < 0 ? 0 : slot);
     if (s->name_tries) snprintf(s->consumer + n, sizeof s->consumer - (size_t)n, ".%u", s->name_tries + 1);
