@@ -1282,20 +1282,20 @@ static void test_full(void) {
 }
 
 /* Everything that stands in the channel, oldest first; returns how many there are. */
-static size_t positions_in(mw_conn *c, mw_link *l, const char *channel, uint64_t *out, size_t most) {
+static size_t positions_in(mw_conn *c, mw_link *l, const char *channel, mw_position *out, size_t most) {
     size_t count = 0;
-    uint64_t after = 0;
+    mw_position after = {0};
     for (;;) {
         int before = l->browsed_calls;
         D->browse(c, &(mw_browse){.channel = channel, .after = after, .max = 60});
         RUN_UNTIL(l->browsed_calls == before + 1, 5000);
         if (l->entries == 0) return count;
-        for (size_t i = 0; i < l->entries && count < most; i++) out[count++] = l->entry[i].position;
-        after = l->last;
+        for (size_t i = 0; i < l->entries && count < most; i++) out[count++].low = l->entry[i].position;
+        after.low = l->last;
     }
 }
 
-static void remove_from(mw_conn *c, mw_link *l, const char *channel, const uint64_t *positions,
+static void remove_from(mw_conn *c, mw_link *l, const char *channel, const mw_position *positions,
                         size_t count) {
     int before = l->removed_calls;
     D->remove(c, &(mw_removal){.channel = channel, .positions = positions, .count = count});
@@ -1306,7 +1306,7 @@ static void remove_from(mw_conn *c, mw_link *l, const char *channel, const uint6
 /* What the last commit freed can be used two commits later; nobody else is there to make them. */
 static void test_freed_at_last(void) {
     enum { SIZE = 400000 };
-    static uint64_t all[64];
+    static mw_position all[64];
     mw_link l = {0};
     mw_conn *c = open_with("?size=4MB", &l);
     char *body = malloc(SIZE);
@@ -1330,7 +1330,7 @@ static void test_freed_at_last(void) {
 /* Free pages lie scattered between live ones: a large message must not need them side by side. */
 static void test_scattered(void) {
     enum { SMALL = 3000, LARGE = 400000, EVERY = 20 };
-    static uint64_t all[2000], gone[2000];
+    static mw_position all[2000], gone[2000];
     mw_link l = {0};
     mw_conn *c = open_with("?size=4MB", &l);
     int sent = 0;
@@ -1386,7 +1386,7 @@ static void move_on(mw_source *s, const char *to, char *body, size_t size) {
  * of a page does: those are moved once. */
 static void test_swap(void) {
     static const size_t sizes[] = {300, 1800, 3000, 5000, 100000, 400000};
-    static uint64_t all[10000];
+    static mw_position all[10000];
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
         mw_link l = {0};
         fresh_folder();
@@ -1845,7 +1845,7 @@ static void test_bad_pieces(void) {
     browse(c, &l, 0);
     CHECK(l.entries == 1 && l.last == 4);
     consume_all(s, 1, 5000);
-    remove_from(c, &l, "work", (uint64_t[]){1, 2, 3}, 3);
+    remove_from(c, &l, "work", (mw_position[]){{.low = 1}, {.low = 2}, {.low = 3}}, 3);
     free(body);
     unsubscribe(s);
     D->close(c);
