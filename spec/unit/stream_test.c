@@ -291,17 +291,16 @@ static void test_connect_deadline(void) {
     owner o = {0}, only = {0};
     snprintf(hosts, sizeof hosts, "%s,%s", silent.hosts, p.hosts);
     int64_t began = now_ms();
-    open_with(&o, (mw_stream_options){.hosts = hosts, .connect_ms = 200});
-    open_with(&only, (mw_stream_options){.hosts = silent.hosts, .connect_ms = 200});
-    turns(50);
+    open_with(&o, (mw_stream_options){.hosts = hosts, .connect_ms = 600});
+    open_with(&only, (mw_stream_options){.hosts = silent.hosts, .connect_ms = 600});
     mw_peer look;
-    mw_stream_look(o.s, "it", &look);
-    CHECK(strcmp(look.state, "connecting") == 0 && strcmp(look.address, silent.hosts) == 0, "%s", look.state);
+    UNTIL((mw_stream_look(o.s, "it", &look), strcmp(look.state, "connecting") == 0));
+    CHECK(strcmp(look.address, silent.hosts) == 0, "%s", look.address);
     UNTIL(accepted(&p) && o.ups == 1);
-    CHECK(now_ms() - began >= 200, "the silent one had its time");
-    UNTIL(only.downs == 2);
+    CHECK(now_ms() - began >= 600, "the silent one had its time");
+    UNTIL(only.downs == 1);
     EQUAL(0, only.ups);
-    CHECK(has(only.why.text, "no answer in 0.2 s") && has(only.why.text, silent.hosts), "%s", only.why.text);
+    CHECK(has(only.why.text, "no answer in 0.6 s") && has(only.why.text, silent.hosts), "%s", only.why.text);
     end_owner(&o);
     end_owner(&only);
     end_peer(&silent);
@@ -409,13 +408,12 @@ static void test_one_byte_at_a_time(void) {
 static void test_silence(void) {
     peer p = listen_on("127.0.0.1", 0, 8), q = listen_on("127.0.0.1", 0, 8);
     owner o = {0}, half = {.frames = true};
-    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 150});
-    open_with(&half, (mw_stream_options){.hosts = q.hosts, .idle_ms = 150});
+    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 200});
+    open_with(&half, (mw_stream_options){.hosts = q.hosts, .idle_ms = 200});
     UNTIL(accepted(&p) && accepted(&q) && o.ups && half.ups);
     say(&q, "\0\0\0\11abc", 7); /* and no more of it */
-    UNTIL(o.downs == 1 && half.downs == 1);
-    CHECK(has(o.why.text, "nothing came from the server for 0.1 s") || has(o.why.text, "0.2 s"), "%s",
-          o.why.text);
+    UNTIL(o.downs && half.downs);
+    CHECK(has(o.why.text, "nothing came from the server for 0.2 s"), "%s", o.why.text);
     EQUAL(0, half.got_len);
     UNTIL(o.ups >= 2 && half.ups >= 2);
     end_owner(&o);
@@ -545,12 +543,12 @@ static void test_large_frames(void) {
 static void test_hold(void) {
     peer p = listen_on("127.0.0.1", 0, 8);
     owner o = {.frames = true, .hold_after_one = true};
-    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 100});
+    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 1000});
     UNTIL(accepted(&p) && o.ups);
     say(&p, "\0\0\0\1a\0\0\0\1b\0\0\0\1c\0\0\0\2d", 20);
     for (size_t i = 1; i <= 3; i++) {
         UNTIL(o.got_len == i);
-        turns(i == 1 ? 250 : 10); /* a held stream is not idle */
+        turns(i == 1 ? 1300 : 10); /* a held stream is not idle */
         EQUAL(i, o.got_len);
         EQUAL(i, o.inputs);
         mw_stream_hold(o.s, false);
@@ -646,7 +644,7 @@ static void test_slow_reader(void) {
     setsockopt(p.listener, SOL_SOCKET, SO_RCVBUF, &(int){128 << 10},
                sizeof(int)); /* it takes little at a time */
     owner o = {0};
-    open_with(&o, (mw_stream_options){.hosts = p.hosts, .write_ms = 500, .retry_ms = 60000});
+    open_with(&o, (mw_stream_options){.hosts = p.hosts, .write_ms = 1200, .retry_ms = 60000});
     UNTIL(accepted(&p) && o.ups);
     mw_stream_write(o.s, data, SIZE / 2);
     memcpy(mw_stream_reserve(o.s, SIZE), data + SIZE / 2, SIZE / 2);
@@ -654,7 +652,7 @@ static void test_slow_reader(void) {
     CHECK(mw_stream_full(o.s), "far above the mark");
     size_t got = 0;
     uint64_t sum = 0;
-    for (int64_t began = now_ms(); now_ms() - began < 1200;) { /* longer than write_ms, but something moves */
+    for (int64_t began = now_ms(); now_ms() - began < 2500;) { /* longer than write_ms, but something moves */
         size_t n = hear(&p, heard, sizeof heard);
         sum = sum_of(heard, n, sum);
         got += n;
@@ -776,7 +774,7 @@ static void test_virtual_clock(void) {
     peer p = listen_on("127.0.0.1", 0, 8);
     owner o = {0}, away = {0};
     mw_loop_virtual(loop, true);
-    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 200});
+    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 1500});
     CHECK(mw_loop_pending(loop), "it is about to connect");
     mw_loop_step(loop, 0);
     UNTIL(o.ups && accepted(&p));

@@ -117,9 +117,9 @@ static void test_wrong_time(void) {
     identity old_authority = make_identity("Old Authority", NULL, NULL, -9, -2);
     identity its = make_identity("db.test", "DNS:db.test", &old_authority, -9, 9);
     mw_stream_options o = {.tls = {.ca = file_of("ca.pem"), .name = "db.test"}};
-    char day[40];
+    char day[80];
     time_t when = time(NULL) - 2 * 86400;
-    strftime(day, sizeof day, "certificate of db.test expired on %Y-%m-%d", gmtime(&when));
+    CHECK(strftime(day, sizeof day, "certificate of db.test expired on %Y-%m-%d", gmtime(&when)), "the day");
     CHECK(has(verdict_on(&expired, o, "127.0.0.1"), day), "expired");
     CHECK(has(verdict_on(&early, o, "127.0.0.1"), "is not valid before"), "early");
     save_cert(&old_authority, "old.pem");
