@@ -211,9 +211,13 @@ void mw_log_int(const char *key, int64_t value) {
 }
 
 void mw_log_num(const char *key, double value) {
+    const char *no_number = isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"; /* JSON has none of them */
     if (capturing) {
         capture_key(key);
-        mw_buf_printf(&captured, isfinite(value) ? "%.17g" : "\"nan\"", value);
+        if (isfinite(value))
+            mw_buf_printf(&captured, "%.17g", value);
+        else
+            mw_buf_printf(&captured, "\"%s\"", no_number);
     }
     if (skipping) return;
     put_key(key);
@@ -223,7 +227,7 @@ void mw_log_num(const char *key, double value) {
     else if (isfinite(value))
         mw_buf_printf(&line, "%.14g", value);
     else
-        put_value("nan", 3);
+        put_value(no_number, strlen(no_number));
 }
 
 void mw_log_end(void) {

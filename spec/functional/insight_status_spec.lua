@@ -99,7 +99,7 @@ describe("pause", function()
   end)
 
   it("keeps what was fetched already, and drains all the same", function()
-    for i = 1, 3 do app:publish("orders", "0.4", "--id", "k" .. i, "--key", "k") end
+    for i = 1, 3 do app:publish("orders", "2", "--id", "k" .. i, "--key", "k") end
     app:until_status("orders", "waiting", function(p) return p.running == 1 and p.waiting == 2 end)
     assert.equal(0, app:run("pause").code)
     app:until_status("orders", "one ended", function(p) return p.handled == 1 end)

@@ -12,7 +12,8 @@ local parts = ffi.new "mw_parts"
 local function text_of(value)
   if type(value) == "number" then return value end
   if type(value) == "table" and not (getmetatable(value) or {}).__tostring then
-    return require("moonwire.json").encode(value) or tostring(value)
+    local text, err = require("moonwire.json").encode(value)
+    return text or ("a table that cannot be JSON: %s"):format(err)
   end
   return tostring(value)
 end
@@ -38,7 +39,7 @@ end
 ---@param own boolean|nil
 function M.write(level, text, fields, own)
   if not C.mw_log_wants(level) then return end
-  text = tostring(text)
+  text = tostring(text):gsub("%z", "\\0") -- C takes it for the end
   if fields ~= nil and type(fields) ~= "table" then
     error(("mw.log: the fields must be a table, got %s"):format(type(fields)), 3)
   end

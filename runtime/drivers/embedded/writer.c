@@ -19,6 +19,8 @@ enum {
     BEAT_MS = 200,
     PAUSE_MS = 50, /* after a failure: a full disk does not get emptier by asking */
     PART_MS = 5000,
+    READER_MS = 5, /* after which those who read are asked for their pages again, so often */
+    READER_WAITS = 40,
     MOST_TURNS = 3, /* two bring everything within reach that nobody reads */
 };
 
@@ -71,10 +73,10 @@ static void undo(mwe_store *s) {
 }
 
 /* Pages may be short although room.c let everything in: others read an old state and hold its pages, or many
- * settlements touch a page each. So fewer are tried, down to one; the last word is to refuse its
- * publications.
- */
+ * settlements touch a page each. So fewer are tried, down to one. That one fits as soon as the readers have
+ * gone on, which they do within milliseconds; the last word is to refuse its publications. */
 static int write_group(mwe_store *s, bool *news) {
+    int waits = READER_WAITS;
     for (bool refuse = false;;) {
         uint32_t items;
         int rc = try_once(s, refuse, &items, news);
@@ -85,8 +87,10 @@ static int write_group(mwe_store *s, bool *news) {
         }
         if (rc != MDB_MAP_FULL || (refuse && items <= 1)) return rc;
         undo(s);
-        refuse = items <= 1;
         s->limit = items / 4 ? items / 4 : 1;
+        if (items > 1) continue;
+        refuse = waits-- == 0;
+        if (!refuse) usleep(READER_MS * 1000);
     }
 }
 

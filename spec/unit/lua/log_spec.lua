@@ -40,6 +40,12 @@ describe("mw.log", function()
     ]])
   end)
 
+  it("writes what JSON cannot hold, and does not end at a zero byte", function()
+    assert.equal('level=info msg="a\\\\0b" inf=inf low=-inf nan=nan t='
+      .. '"a table that cannot be JSON: cannot encode a function at f"\n',
+      logged 'log.info("a\\0b", { inf = 1 / 0, low = -1 / 0, nan = 0 / 0, t = { f = print } })')
+  end)
+
   it("wants a table of fields", function()
     assert.equal("level=info msg=ok\n", logged [[
       local ok, err = pcall(log.info, "x", "fields")
