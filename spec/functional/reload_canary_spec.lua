@@ -241,6 +241,20 @@ describe("a canary", function()
     assert.equal(0, reload().code)
   end)
 
+  it("is rolled back when a worker dies, and says what that worker runs now", function()
+    begin("key", 2)
+    handler "new"
+    local asked = process.spawn { { binary, "reload", dir, "--canary", "50%", "--for", "10m" } }
+    see "msg=canary"
+    local pid = child:stderr():match 'msg="worker begins" worker=2 pid=(%d+)'
+    assert(process.run({ "kill", "-KILL", pid }).code == 0)
+    assert.equal(1, (asked:wait(30)), asked:stderr())
+    assert(asked:stderr():find("worker 2 died on trial", 1, true), asked:stderr())
+    publish(200)
+    all_handled_once()
+    assert.equal(0, reload().code)
+  end)
+
   it("is over when the process drains", function()
     begin()
     handler "new"

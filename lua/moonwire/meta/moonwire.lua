@@ -99,6 +99,8 @@ function mw.pipeline(name) end
 ---@field workers? integer how many worker processes `moonwire run` keeps running; default 1
 ---@field crash_attempts? integer how many workers a message may kill before it is a dead letter; default 3
 ---@field watchdog? boolean whether handlers that compute past their timeout are broken; default true
+---@field gate? "none"|"spec" whether a reload runs the project's specs first; default "none"
+---@field gate_limit? moonwire.Seconds how long these may take; default 60
 ---@field memory? integer|string how much a process's Lua may hold, in bytes or as "256MB"; default "1GB"
 
 --- Settings of the process. Only in moonwire.lua.

@@ -323,8 +323,10 @@ function M.reload(s, words)
     return answer_all(s, { ok = true, state = "begun", generation = s.generation() })
   end
   if request.finish then return end_by_hand(s, request.finish) end
-  if stage.state == "testing" then stage.superseded = true end -- what it tests is not wanted any more
-  while going and stage.state ~= "canary" do s.sleep(GATE_LOOK) end
+  while going and stage.state ~= "canary" do
+    if stage.state == "testing" then stage.superseded = true end -- what it tests is not wanted any more
+    s.sleep(GATE_LOOK)
+  end
   local busy = is_busy(s)
   if busy then return busy end
   going = true
