@@ -57,7 +57,7 @@ static void suspect(mw_shared *s, uint64_t hash, const mw_begun *who, uint32_t s
     }
     mw_log_begin(at >= 0 || how == MW_DEATH_STUCK ? MW_WARN : MW_DEBUG,
                  "suspect: its worker died while handling it");
-    mw_log_str("id", who->id, who->len);
+    mw_log_str("id", who->id, mw_begun_len(who));
     mw_log_int("worker", slot + 1);
     if (why.crashes) mw_log_int("crashes", why.crashes);
     if (why.stuck) mw_log_int("stuck", why.stuck);

@@ -29,6 +29,14 @@ mw_shared *mw_shared_new(uint32_t slots, int *fd, mw_error *e) {
     return s;
 }
 
+const char *mw_begun_pipeline(const mw_shared *s, uint32_t slot, const mw_begun *who, size_t *len) {
+    uint16_t tally = who->tally;
+    if (tally >= MW_TALLIES) return NULL;
+    const char *name = s->slot[slot].tallies[tally].name;
+    *len = strnlen(name, MW_TALLY_TEXT);
+    return name;
+}
+
 void mw_shared_free(mw_shared *s) {
     if (s) munmap(s, size_for(s->slots));
 }

@@ -50,7 +50,13 @@ typedef struct mw_shared {
     mw_shared_slot slot[];
 } mw_shared;
 
-/* ---- the supervisor's side ---- */
+/* ---- the supervisor's side. A worker that has gone mad may have written anything: whoever reads checks.
+ * ---- */
+static inline size_t mw_begun_len(const mw_begun *who) {
+    return who->len < MW_LEDGER_ID ? who->len : MW_LEDGER_ID;
+}
+/* Of the pipeline it belongs to, and its length; NULL: not known. */
+const char *mw_begun_pipeline(const mw_shared *s, uint32_t slot, const mw_begun *who, size_t *len);
 mw_shared *mw_shared_new(uint32_t slots, int *fd, mw_error *e);
 void mw_shared_free(mw_shared *s); /* NULL is fine; the descriptor is the caller's */
 

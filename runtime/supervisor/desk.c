@@ -222,6 +222,13 @@ static int l_start(lua_State *L) {
     return 0;
 }
 
+static void set_begun(lua_State *L, const mw_supervisor *s, uint32_t slot, const mw_begun *who) {
+    size_t len;
+    const char *pipeline = mw_begun_pipeline(s->shared, slot, who, &len);
+    set_text(L, "id", who->id, mw_begun_len(who));
+    if (pipeline) set_text(L, "pipeline", pipeline, len);
+}
+
 static void push_worker(lua_State *L, mw_supervisor *s, const mw_hand *h) {
     uint64_t now = mw_loop_mono_ms(s->loop);
     const mw_begun *on = mw_ledger_current(s->shared, h->slot);
@@ -237,11 +244,7 @@ static void push_worker(lua_State *L, mw_supervisor *s, const mw_hand *h) {
     set_number(L, "restarts", h->restarts);
     if (h->pid && h->up) set_number(L, "still", (double)mw_vigil_still_ms(s->vigil, h) / 1000);
     if (mw_hand_starts_in(h) >= 0) set_number(L, "starts_in", (double)mw_hand_starts_in(h) / 1000);
-    if (!h->pid || !on) return;
-    set_text(L, "id", on->id, on->len);
-    if (on->tally >= MW_TALLIES) return;
-    const char *pipeline = s->shared->slot[h->slot].tallies[on->tally].name;
-    set_text(L, "pipeline", pipeline, strnlen(pipeline, MW_TALLY_TEXT));
+    if (h->pid && on) set_begun(L, s, h->slot, on);
 }
 
 static int l_workers(lua_State *L) {
@@ -281,21 +284,18 @@ static int l_tallies(lua_State *L) {
 
 static int l_begun(lua_State *L) {
     mw_shared_slot *slot = slot_of(L);
+    uint32_t place = (uint32_t)lua_tointeger(L, 1) - 1;
     size_t len;
     const char *what = luaL_checklstring(L, 2, &len);
     uint64_t lane = mw_hash64(what, len);
     int n = 0;
     lua_newtable(L);
     for (uint32_t i = 0; i < slot->begun.high && i < MW_LEDGER_ENTRIES && n < SHOWN_MOST; i++) {
-        mw_begun who = slot->begun.who[i];
-        size_t id_len = who.len < MW_LEDGER_ID ? who.len : MW_LEDGER_ID;
-        if (!slot->begun.hash[i]) continue;
-        if (who.lane != lane && (id_len != len || memcmp(who.id, what, len) != 0)) continue;
+        mw_begun who = slot->begun.who[i]; /* a copy: its worker may write on */
+        bool same = mw_begun_len(&who) == len && memcmp(who.id, what, len) == 0;
+        if (!slot->begun.hash[i] || (who.lane != lane && !same)) continue;
         lua_newtable(L);
-        set_text(L, "id", who.id, id_len);
-        if (who.tally < MW_TALLIES)
-            set_text(L, "pipeline", slot->tallies[who.tally].name,
-                     strnlen(slot->tallies[who.tally].name, MW_TALLY_TEXT));
+        set_begun(L, desk_of(L)->s, place, &who);
         lua_rawseti(L, -2, ++n);
     }
     return 1;

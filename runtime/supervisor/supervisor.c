@@ -102,7 +102,7 @@ static void take_settings(mw_supervisor *s, const char *text) {
     mw_error e;
     unsigned workers, attempts;
     double drain;
-    if (sscanf(text, "%u %lf %u", &workers, &drain, &attempts) != 3) return;
+    if (sscanf(text, "%u %lf %u", &workers, &drain, &attempts) != 3 || !(drain >= 0 && drain < 1e9)) return;
     s->shared->allowed = attempts;
     if (!s->drain_given) s->drain = drain;
     if (s->workers) workers = s->workers;

@@ -21,9 +21,10 @@ static void log_stuck(const mw_vigil *v, const mw_hand *h, uint64_t still) {
                               : "a worker stands still: it is killed");
     mw_log_int("worker", h->slot + 1);
     mw_log_int("pid", h->pid);
-    if (on && on->tally < MW_TALLIES)
-        mw_log_text("pipeline", v->shared->slot[h->slot].tallies[on->tally].name);
-    if (on) mw_log_str("id", on->id, on->len);
+    size_t len;
+    const char *pipeline = on ? mw_begun_pipeline(v->shared, h->slot, on, &len) : NULL;
+    if (pipeline) mw_log_str("pipeline", pipeline, len);
+    if (on) mw_log_str("id", on->id, mw_begun_len(on));
     mw_log_num("for", (double)still / 1000);
     mw_log_end();
 }

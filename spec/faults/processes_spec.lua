@@ -85,6 +85,7 @@ describe("many processes on one store", function()
         stdin = table.concat(lines, "\n") .. "\n",
       }
     end
+    clock.until_(function() return workers[1]:stderr():find "msg=started" end, 15 * late, "the store to be there")
     for _ = 1, 5 do
       local look = process.run { binary, "tail", "--broker", s.url, "in", "--no-follow" }
       assert.equal(0, look.code, look.stderr)

@@ -2333,6 +2333,24 @@ static void ledger_full(void) {
     EQUAL(-1, crashes_of(5, true));
 }
 
+/* Whatever a worker that has gone mad leaves in the shared memory, reading it stays within it. */
+static void mad_worker(void) {
+    static mw_shared_slot kept;
+    kept = shared->slot[1];
+    memset(&shared->slot[1], 0xff, sizeof shared->slot[1]);
+    CHECK(!mw_ledger_current(shared, 1), "an entry beyond the table");
+    shared->slot[1].pulse.entry = MW_LEDGER_ENTRIES;
+    const mw_begun *who = mw_ledger_current(shared, 1);
+    CHECK(who != NULL, "the last entry");
+    EQUAL(MW_LEDGER_ID, mw_begun_len(who));
+    size_t len;
+    CHECK(!mw_begun_pipeline(shared, 1, who, &len), "a pipeline that does not exist");
+    shared->slot[1].begun.who[MW_LEDGER_ENTRIES - 1].tally = MW_TALLIES - 1;
+    CHECK(mw_begun_pipeline(shared, 1, who, &len) && len == MW_TALLY_TEXT, "its name has no end");
+    for (uint32_t i = 0; i < MW_TALLIES; i++) mw_tally_refresh(&shared->slot[1].tallies[i], 1);
+    shared->slot[1] = kept;
+}
+
 static const test supervised_tests[] = {
     {"suspects_that_end", suspects_that_end},
     {"suspects_one_by_one", suspects_one_by_one},
@@ -2341,6 +2359,7 @@ static const test supervised_tests[] = {
     {"suspects_not_noticed_yet", suspects_not_noticed_yet},
     {"kills_from_outside", kills_from_outside},
     {"stuck_one_is_blamed", stuck_one_is_blamed},
+    {"mad_worker", mad_worker},
     {"ledger_full", ledger_full},
     {NULL, NULL},
 };

@@ -1,4 +1,4 @@
---- Handlers that fail on demand: `app:fail`. The spec and the generation of the project are two Lua states of one process;
+--- Handlers that fail on demand: `app:fail`. The spec and the project's generation are two Lua states of one process;
 --- what the spec wants stands in a dictionary that both see.
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"

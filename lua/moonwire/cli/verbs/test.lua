@@ -1,4 +1,5 @@
 --- moonwire test: runs a project's busted specs inside the real core, on memory brokers.
+local C = require "moonwire.internal.cdef"
 local core = require "moonwire.core"
 local fail = require "moonwire.cli.fail"
 local files = require "moonwire.internal.config.files"
@@ -70,7 +71,11 @@ local function paths_of(values)
   return paths
 end
 
+-- As in runtime/base/log.h; testing.start sets it too, but a spec may call a handler's functions without an app.
+local LEVELS = { debug = 0, info = 1, warn = 2, error = 3, silent = 4 }
+
 local function test(values)
+  C.mw_log_setup(0, LEVELS[os.getenv "MOONWIRE_TEST_LOG" or "silent"] or LEVELS.silent)
   local arguments = { "--pattern=_spec%.lua$", "--output=" .. OUTPUTS[values.output or "plain"] }
   for _, filter in ipairs(values.filter or {}) do arguments[#arguments + 1] = "--filter=" .. filter end
   for _, path in ipairs(paths_of(values)) do arguments[#arguments + 1] = path end
