@@ -31,6 +31,7 @@ int mwt_getpid(void) __asm__("getpid");
 int mwt_open(const char *path, int flags, ...) __asm__("open");
 int mwt_close(int fd) __asm__("close");
 int mwt_memfd_create(const char *name, unsigned flags) __asm__("memfd_create");
+int mwt_fcntl(int fd, int command, ...) __asm__("fcntl");
 long mwt_write(int fd, const void *buf, size_t n) __asm__("write");
 long mwt_pread(int fd, void *buf, size_t n, int64_t at) __asm__("pread64");
 int64_t mwt_lseek(int fd, int64_t at, int whence) __asm__("lseek64");
@@ -48,6 +49,7 @@ local C = ffi.C
 local WNOHANG, ECHILD, SIGKILL = 1, 10, 9
 local O_RDONLY, O_WRONLY_APPEND, O_CLOEXEC = 0, 0x441, 0x80000 -- 0x441: write only, create, append
 local MFD_CLOEXEC = 1
+local F_SETFL, O_RDWR_APPEND = 4, 0x402
 local SETSIGDEF, SETSIGMASK = 0x04, 0x08
 local X_OK, SEEK_SET, SEEK_END = 1, 0, 2
 local SC_CLK_TCK = 2
@@ -113,6 +115,8 @@ end
 local function open_output(target, name)
   if target == nil or target == "pipe" then
     local fd = memfd(name)
+    -- A supervisor and its workers write to it at once; the offset of a memfd is not locked: lines would be lost.
+    must("fcntl", C.mwt_fcntl(fd, F_SETFL, ffi.cast("int", O_RDWR_APPEND)))
     return { write_fd = fd, read_fd = fd, start = 0 }
   end
   local fd = must(target, C.mwt_open(target, O_WRONLY_APPEND + O_CLOEXEC, ffi.cast("int", 420))) -- 0644
