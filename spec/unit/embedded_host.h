@@ -156,19 +156,19 @@ static void on_claimed(mw_link *l, void *cookie, mw_claim claim, const mw_error 
     CHECK(!e, "%s", e ? e->text : "");
 }
 
-static void on_browsed(mw_link *l, void *cookie, const mw_entry *entries, size_t count, uint64_t last,
+static void on_browsed(mw_link *l, void *cookie, const mw_entry *entries, size_t count, mw_position last,
                        const mw_error *e) {
     (void)cookie;
     CHECK(!e);
     l->browsed_calls++;
     l->entries = count;
-    l->last = last;
+    l->last = last.low;
     for (size_t i = 0; i < count && i < 64; i++) {
         mw_parts p;
         char number[16] = "";
         mw_message_parts(entries[i].msg, &p);
         memcpy(number, p.body, p.body_len < 15 ? p.body_len : 15);
-        l->entry[i].position = entries[i].position;
+        l->entry[i].position = entries[i].position.low;
         l->entry[i].due = entries[i].due_ms;
         l->entry[i].number = atoi(number);
     }
@@ -416,7 +416,7 @@ static mw_depth depth_of(mw_source *s) {
 
 static void browse(mw_conn *c, mw_link *l, uint64_t after) {
     int before = l->browsed_calls;
-    D->browse(c, &(mw_browse){.channel = "work", .max = 1000, .after = after});
+    D->browse(c, &(mw_browse){.channel = "work", .max = 1000, .after = {.low = after}});
     RUN_UNTIL(l->browsed_calls == before + 1, 1000);
 }
 
@@ -426,7 +426,7 @@ static size_t positions_in(mw_conn *c, mw_link *l, const char *channel, uint64_t
     uint64_t after = 0;
     for (;;) {
         int before = l->browsed_calls;
-        D->browse(c, &(mw_browse){.channel = channel, .after = after, .max = 60});
+        D->browse(c, &(mw_browse){.channel = channel, .after = {.low = after}, .max = 60});
         RUN_UNTIL(l->browsed_calls == before + 1, 5000);
         if (l->entries == 0) return count;
         for (size_t i = 0; i < l->entries && count < most; i++) out[count++] = l->entry[i].position;
@@ -434,11 +434,21 @@ static size_t positions_in(mw_conn *c, mw_link *l, const char *channel, uint64_t
     }
 }
 
+/* As the driver wants them; freed by the caller once it has answered. */
+static mw_position *as_positions(const uint64_t *from, size_t count) {
+    mw_position *to = calloc(count + 1, sizeof *to);
+    CHECK(to);
+    for (size_t i = 0; i < count; i++) to[i].low = from[i];
+    return to;
+}
+
 static void remove_from(mw_conn *c, mw_link *l, const char *channel, const uint64_t *positions,
                         size_t count) {
     int before = l->removed_calls;
-    D->remove(c, &(mw_removal){.channel = channel, .positions = positions, .count = count});
+    mw_position *list = as_positions(positions, count);
+    D->remove(c, &(mw_removal){.channel = channel, .positions = list, .count = count});
     RUN_UNTIL(l->removed_calls == before + 1, 5000);
+    free(list);
     CHECK(l->removed == count, "%zu of %zu: %s", l->removed, count, l->error.text);
 }
 

@@ -578,10 +578,12 @@ static size_t remove_positions(mw_conn *c, mw_link *l, const uint64_t *positions
     letter w = {"saved", NULL, "5"};
     mw_publication p = {.channel = "saved", .msg = message_of(&w)};
     int before = l->removed_calls;
-    D->remove(
-        c, &(mw_removal){
-               .channel = "work", .positions = positions, .count = count, .publish = &p, .publish_count = 1});
+    mw_position *list = as_positions(positions, count);
+    D->remove(c,
+              &(mw_removal){
+                  .channel = "work", .positions = list, .count = count, .publish = &p, .publish_count = 1});
     RUN_UNTIL(l->removed_calls == before + 1, 1000);
+    free(list);
     mw_message_unref(p.msg);
     return l->removed;
 }
