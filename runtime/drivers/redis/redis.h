@@ -130,7 +130,9 @@ void mwr_answer_later(mw_conn *c, mw_source *s, void *cookie, const mw_error *e)
 /* keys.c */
 char *mwr_key_beside(const char *stream, const char *what, const char *group); /* group: "" for none */
 
-/* entry.c: a message as fields */
+/* entry.c: a message as fields. What a server does not take at all ends the connection: it is refused before.
+ */
+int mwr_publication_check(const mw_publication *p, mw_error *e);
 mw_message *mwr_entry_message(const mwr_channel *c, const mwr_unit *u, const mwr_node *fields, mwr_id id);
 size_t mwr_entry_count(const mw_parts *p); /* arguments that the fields take */
 void mwr_entry_write(mw_buf *b, const mwr_channel *c, const mw_parts *p);
