@@ -100,7 +100,7 @@ static void read_again(mw_timer *t) { mwr_read(mw_container_of(t, mw_sub, reread
 static void entry(mw_sub *s, const mwr_unit *u) {
     size_t len;
     const mwr_node *n = u->node, *fields = mwr_child(n, 1);
-    const char *text = mwr_text(u, n + 1, &len);
+    const char *text = mwr_text(u, mwr_child(n, 0), &len);
     mwr_id id;
     if (!fields || !mwr_id_read(text, len, &id)) return;
     uint64_t tag;
