@@ -93,8 +93,11 @@ struct mw_sub {
     mwr_sub_state state;
     int64_t reader_known; /* the reader's id that stands in the record */
 
-    bool ticking, reading, grouping;
-    bool refused; /* something was refused: said in the log */
+    bool ticking, grouping;
+    unsigned reading;   /* reads under way; two while there is much to read: the server works while we do */
+    size_t asked, came; /* entries they may bring; that the one now being answered has brought */
+    bool busy;          /* the last read brought all it might */
+    bool refused;       /* something was refused: said in the log */
     mw_timer tick, due, reread;
     mw_buf dead; /* tokens of processes that are gone, NUL-terminated each */
 
