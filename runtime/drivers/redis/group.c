@@ -365,6 +365,7 @@ void mwr_sub_free(mw_sub *s) {
     mw_buf_free(&s->batch);
     mw_buf_free(&s->dead);
     mw_buf_free(&s->todo);
+    mw_buf_free(&s->begun);
     free(s->flights);
     free(s->group);
     free(s->key_record);
