@@ -23,8 +23,9 @@ mw.pipeline "bench" { from = broker:channel "in", handler = %s, order = "key", c
 local app = bench.open(folder)
 local handled = 0
 local function done()
-  handled = app:status()[1].handled
-  return handled >= count and app:idle()
+  local status = app:status()[1]
+  handled = status.handled
+  return handled >= count and status.in_flight == 0 -- every ack is answered
 end
 local wall, cpu = bench.timed(done)
 local peak

@@ -308,12 +308,18 @@ local function redis_consume(port, folder, size)
     local wall, cpu = bench.median(got[kind].wall), bench.median(got[kind].cpu)
     local what = ("%d B, %s"):format(size, kind == "data" and "decodes the JSON" or "trivial handler")
     local aim = kind == "trivial"
-    local speed, cost = raw_wall / wall, cpu / raw_cpu
+    local speeds, costs = {}, {} -- of each round: its two sides ran one after the other
+    for i = 1, rounds do
+      speeds[i], costs[i] = got.raw.wall[i] / got[kind].wall[i], got[kind].cpu[i] / got.raw.cpu[i]
+    end
+    local speed, cost = bench.median(speeds), bench.median(costs)
+    local fast, cheap -- nil: no target
+    if aim then fast, cheap = speed >= 0.9, cost <= 1.3 end
     add { group = "redis", name = what .. ": messages", unit = "/s", ours = n / wall, baseline = n / raw_wall,
-          ratio = speed, target = aim and ">= 0.90 of raw" or nil, ok = aim and speed >= 0.9 or nil }
+          ratio = speed, target = aim and ">= 0.90 of raw" or nil, ok = fast }
     add { group = "redis", name = what .. ": CPU per million", unit = " s", ours = cpu / n * 1e6,
           baseline = raw_cpu / n * 1e6, ratio = cost, target = aim and "<= 1.30 of raw" or nil,
-          ok = aim and cost <= 1.3 or nil }
+          ok = cheap }
     add { group = "redis", name = what .. ": memory (VmHWM)", unit = " MB", ours = bench.median(got[kind].peak) / 1000,
           baseline = bench.median(got.raw.peak) / 1000 }
   end

@@ -18,6 +18,9 @@ function Connection:channel(name, options) end
 
 ---@class moonwire.ChannelOptions
 ---@field retain? moonwire.Retain keep messages that every group has handled
+---@field body_field? string Redis: the field with the body; default "body"
+---@field trim? { acked?: boolean, count?: integer } Redis: what goes from the stream
+---@field delete? boolean Redis: a message goes with its ack
 
 ---@class moonwire.Retain
 ---@field age? number seconds

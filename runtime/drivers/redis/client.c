@@ -1,5 +1,6 @@
 #include "drivers/redis/client.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,6 +36,8 @@ struct mwr_client {
     int step_count, step_at;
     bool rejected; /* the greeting failed: the answers that follow are nobody's */
     int64_t id;
+    uint64_t heard;          /* real ms: the last reply */
+    char why[MW_ERROR_TEXT]; /* it is not ready */
     mw_timer check;
     bool inside, closed; /* freed when the parser lets go of it */
 };
@@ -137,7 +140,8 @@ void mwr_flush(mwr_client *c) {
 static void expire_unsent(mwr_client *c, uint64_t now) {
     mw_error e;
     size_t gone = 0;
-    mw_fail(&e, MW_ECLOSED, true, "redis: not connected to %s", c->o.target->hosts);
+    mw_fail(&e, MW_ECLOSED, true, "redis: not connected to %.150s%s%.200s", c->o.target->hosts,
+            *c->why ? ": " : "", c->why);
     end_begun(c);
     while (c->count && !c->closed &&
            (c->o.impatient || at(c, 0)->deadline <= now || c->out.len - gone > BACKLOG_MAX)) {
@@ -156,7 +160,8 @@ static void check(mw_timer *t) {
     uint64_t now = mw_loop_real_ms(c->loop);
     mw_timer_start_real(c->loop, t, CHECK_MS, check);
     if (c->state == READY) {
-        if (!c->count || at(c, 0)->deadline > now) return;
+        bool silent = now - c->heard >= (uint64_t)c->o.target->timeout_ms; /* a long queue is no silence */
+        if (!c->count || at(c, 0)->deadline > now || !silent) return;
         mw_error e;
         mw_fail(&e, MW_ECLOSED, true, "redis: no answer in time");
         mw_stream_fail(c->stream, &e);
@@ -292,6 +297,7 @@ static void unit(void *owner, const mwr_unit *u, bool more) {
         mw_stream_fail(c->stream, &e);
         return;
     }
+    c->heard = mw_loop_real_ms(c->loop);
     pending p = more ? *at(c, 0) : pop(c);
     mw_error e;
     bool failed = u->node->type == MWR_ERROR && !more;
@@ -330,6 +336,7 @@ static void down(void *owner, const mw_error *why) {
     mwr_client *c = owner;
     end_begun(c);
     c->state = LOGGED_OUT;
+    snprintf(c->why, sizeof c->why, "%s", why->text);
     c->inside = true;
     for (uint32_t n = c->sent; n && c->sent && !c->closed; n--) fail_first(c, why);
     if (!c->closed) c->events.lost(c->owner, why);

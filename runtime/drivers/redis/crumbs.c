@@ -12,11 +12,12 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "drivers/redis/redis.h"
 
-enum { PLACES = 8192, PATH_MOST = 512 };
+enum { PLACES = 8192, PATH_MOST = 512, OLD_S = 86400 };
 #define SIZE (PLACES * sizeof(mwr_id))
 
 struct mwr_crumbs {
@@ -57,6 +58,21 @@ static mwr_id *map(int fd) {
     return at == MAP_FAILED ? NULL : at;
 }
 
+/* Files of groups that nobody came back to. */
+static void sweep(const char *in) {
+    DIR *d = opendir(in);
+    struct stat st;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (strncmp(e->d_name, "redis-", 6) != 0 || fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW))
+            continue;
+        if (st.st_mtime > time(NULL) - OLD_S) continue;
+        int fd = openat(dirfd(d), e->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) unlinkat(dirfd(d), e->d_name, 0);
+        if (fd >= 0) close(fd);
+    }
+    if (d) closedir(d);
+}
+
 /* ---- our own ---- */
 
 mwr_crumbs *mwr_crumbs_open(mw_sub *s) {
@@ -64,6 +80,7 @@ mwr_crumbs *mwr_crumbs_open(mw_sub *s) {
     char prefix[32];
     static unsigned count;
     if (!in) return NULL;
+    sweep(in);
     mwr_crumbs *c = mwr_alloc(sizeof *c);
     prefix_of(s, prefix);
     snprintf(c->path, sizeof c->path, "%s/%s%d.%u", in, prefix, (int)getpid(), count++);

@@ -10,6 +10,8 @@
 #include "base/uuid.h"
 #include "drivers/redis/redis.h"
 
+enum { TEXT_MAX = 512 << 20, HEADERS_MOST = 1000 }; /* a script can pass on about 8,000 arguments */
+
 /* ---- ids ---- */
 
 size_t mwr_id_print(mwr_id id, char out[MWR_ID_TEXT]) {
@@ -158,6 +160,14 @@ void mwr_entry_write(mw_buf *b, const mwr_channel *c, const mw_parts *p) {
         mwr_write(b, h.value, h.value_len);
     }
     field(b, c->body_field ? c->body_field : "body", p->body, p->body_len);
+}
+
+int mwr_publication_check(const mw_publication *p, mw_error *e) {
+    mw_parts parts;
+    mw_message_parts(p->msg, &parts);
+    if (parts.body_len <= TEXT_MAX && header_count(&parts) <= HEADERS_MOST) return 0;
+    return mw_fail(e, MW_EUSAGE, false, "redis takes bodies of up to 512 MB and up to %d headers",
+                   HEADERS_MOST);
 }
 
 /* ---- as arguments of a script; a delayed one begins with a number of its own, for the set keeps no twins

@@ -197,10 +197,10 @@ static void read_depth(mw_sub *s, const mwr_unit *u, const mwr_node *r) {
 }
 
 static void killed(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
-    (void)owner, (void)u, (void)more;
+    (void)owner, (void)more;
     mw_sub *s = cookie;
     if (s->conn->closing || s->state != MWR_RECOVERING) return;
-    if (e && !e->retryable && strstr(e->text, "No such client") == NULL) {
+    if (e && u && strstr(e->text, "No such client") == NULL) {
         mw_log_begin(MW_WARN, "cannot end the reader of the former leader");
         mw_log_text("error", e->text);
         mw_log_end();
@@ -251,6 +251,19 @@ static void became(mw_sub *s, const mwr_unit *u, const mwr_node *r, int64_t read
         mwr_recover(s); /* there are entries of somebody who is gone */
 }
 
+/* Somebody has our name: our predecessor, who is gone, or a process beside us. */
+static void other_name(mw_sub *s, const mwr_unit *u, const mwr_node *owner) {
+    char token[sizeof s->token];
+    size_t len;
+    const char *text = mwr_text(u, owner, &len);
+    snprintf(token, sizeof token, "%.*s", (int)len, text);
+    s->dead.len = 0;
+    if (is_dead(token))
+        mw_buf_add(&s->dead, token, strlen(token) + 1);
+    else if (s->name_tries++ < TAKEN_MAX)
+        set_names(s);
+}
+
 static void ticked(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
     (void)owner, (void)more;
     mw_sub *s = ((void **)cookie)[0];
@@ -269,7 +282,7 @@ static void ticked(void *owner, void *cookie, const mwr_unit *u, bool more, cons
     if (mwr_is(u, state, "nogroup")) {
         mwr_group_make(s);
     } else if (mwr_is(u, state, "taken")) {
-        if (s->name_tries++ < TAKEN_MAX) set_names(s);
+        other_name(s, u, mwr_child(r, 2));
         tick_in(s, 0);
     } else {
         if (!s->crumbs) s->crumbs = mwr_crumbs_open(s);
@@ -352,6 +365,7 @@ void mwr_sub_free(mw_sub *s) {
     mw_buf_free(&s->batch);
     mw_buf_free(&s->dead);
     mw_buf_free(&s->todo);
+    mw_buf_free(&s->begun);
     free(s->flights);
     free(s->group);
     free(s->key_record);

@@ -44,6 +44,11 @@ static void add_later(mw_conn *c, const mw_publication *p, const mwr_channel *ch
 void mwr_publish(mw_conn *c, const mw_publication *list, size_t count) {
     for (size_t i = 0; i < count; i++) {
         mw_parts parts;
+        mw_error e;
+        if (mwr_publication_check(&list[i], &e)) {
+            mwr_answer_later(c, NULL, list[i].cookie, &e);
+            continue;
+        }
         mw_message_parts(list[i].msg, &parts);
         mwr_channel *channel = mwr_channel_of(c, list[i].channel);
         if (list[i].delay_ms > 0)

@@ -1,12 +1,13 @@
-/* read.c - new entries: one XREADGROUP at a time on a connection of its own, which waits at the server for a
- * bounded time. Entries become messages where they were received, with one copy. Also the flights, that is
- * what the core has of us. */
+/* read.c - new entries: XREADGROUP on a connection of its own, which waits at the server for a bounded time.
+ * One at a time, or two while there is much to read, so that the server works on the next while we work on
+ * the last. Entries become messages where they were received, with one copy. Also the flights, that is what
+ * the core has of us. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "drivers/redis/redis.h"
 
-enum { COUNT_MOST = 100, BLOCK_MS = 2000, HAND_OVER = 128, AGAIN_MS = 500 };
+enum { COUNT_MOST = 100, BLOCK_MS = 2000, HAND_OVER = 128, AGAIN_MS = 500, READS_MOST = 2 };
 
 /* ---- flights ---- */
 
@@ -100,11 +101,12 @@ static void read_again(mw_timer *t) { mwr_read(mw_container_of(t, mw_sub, reread
 static void entry(mw_sub *s, const mwr_unit *u) {
     size_t len;
     const mwr_node *n = u->node, *fields = mwr_child(n, 1);
-    const char *text = mwr_text(u, n + 1, &len);
+    const char *text = mwr_text(u, mwr_child(n, 0), &len);
     mwr_id id;
     if (!fields || !mwr_id_read(text, len, &id)) return;
     uint64_t tag;
     mwr_flight_new(s, id, &tag);
+    s->came++;
     s->last = id;
     s->any = true;
     mw_incoming in = {.msg = mwr_entry_message(s->channel, u, fields, id), .tag = tag, .attempt = 1};
@@ -122,12 +124,17 @@ static void refused(mw_sub *s, const mw_error *e) {
 }
 
 static void read_reply(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
-    (void)cookie;
     mw_sub *s = owner;
-    if (!more) s->reading = false;
+    size_t asked = (size_t)(uintptr_t)cookie;
+    if (!more) {
+        s->reading--;
+        s->asked -= asked;
+    }
     if (s->conn->closing || s->state == MWR_LEAVING || (e && !u)) return; /* without a server: `lost` comes */
     if (!e && u->node->type == MWR_ARRAY) entry(s, u);
     if (more) return;
+    s->busy = s->came >= asked;
+    s->came = 0;
     mwr_hand_over(s);
     if (e)
         refused(s, e);
@@ -137,18 +144,25 @@ static void read_reply(void *owner, void *cookie, const mwr_unit *u, bool more, 
         mwr_read(s);
 }
 
-void mwr_read(mw_sub *s) {
-    if (s->state == MWR_RECOVERING || s->todo.len / sizeof(mwr_id) > s->todo_at) mwr_recover_resume(s);
-    if (s->state != MWR_READING || s->reading || s->paused || !mwr_client_ready(s->reader) ||
-        mwr_client_id(s->reader) != s->reader_known || mw_timer_running(&s->reread))
-        return;
+static bool may_read(const mw_sub *s) {
+    return s->state == MWR_READING && !s->paused && mwr_client_ready(s->reader) &&
+           mwr_client_id(s->reader) == s->reader_known && !mw_timer_running(&s->reread);
+}
+
+/* How many entries another read may bring. */
+static size_t room(mw_sub *s) {
     size_t bytes, n = s->conn->host->room(s->source, &bytes);
-    if (!n) return; /* resume comes */
     size_t fit = s->average ? bytes / s->average + 1 : COUNT_MOST;
     if (n > fit) n = fit;
-    if (n > COUNT_MOST) n = COUNT_MOST;
-    s->reading = true;
-    mw_buf *b = mwr_command_within(s->reader, 11, read_reply, NULL, 3, BLOCK_MS + s->conn->target.timeout_ms);
+    n = n > s->asked ? n - s->asked : 0;
+    return n > COUNT_MOST ? COUNT_MOST : n;
+}
+
+static void ask(mw_sub *s, size_t n) {
+    s->reading++;
+    s->asked += n;
+    mw_buf *b = mwr_command_within(s->reader, 11, read_reply, (void *)(uintptr_t)n, 3,
+                                   READS_MOST * BLOCK_MS + s->conn->target.timeout_ms);
     mwr_write_text(b, "XREADGROUP");
     mwr_write_text(b, "GROUP");
     mwr_write_text(b, s->group);
@@ -160,7 +174,16 @@ void mwr_read(mw_sub *s) {
     mwr_write_text(b, "STREAMS");
     mwr_write_text(b, s->channel->name);
     mwr_write_text(b, ">");
-    mwr_flush(s->reader);
+}
+
+void mwr_read(mw_sub *s) {
+    if (s->state == MWR_RECOVERING || s->todo.len / sizeof(mwr_id) > s->todo_at) mwr_recover_resume(s);
+    while (may_read(s) && s->reading < (s->busy ? READS_MOST : 1)) {
+        size_t n = room(s);
+        if (!n || (s->reading && n < COUNT_MOST / 2)) break; /* resume comes, or the read under way ends */
+        ask(s, n);
+    }
+    if (s->reader) mwr_flush(s->reader);
 }
 
 /* ---- its connection ---- */
@@ -178,7 +201,8 @@ static void lost(void *owner, const mw_error *why) {
         mw_message_unref(in[i].msg);
     }
     s->batch.len = 0;
-    s->reading = false;
+    s->reading = 0;
+    s->asked = s->came = 0;
     mwr_recover_stop(s);
     if (s->state != MWR_LEAVING) s->state = MWR_JOINING;
 }

@@ -93,8 +93,11 @@ struct mw_sub {
     mwr_sub_state state;
     int64_t reader_known; /* the reader's id that stands in the record */
 
-    bool ticking, reading, grouping;
-    bool refused; /* something was refused: said in the log */
+    bool ticking, grouping;
+    unsigned reading;   /* reads under way; two while there is much to read: the server works while we do */
+    size_t asked, came; /* entries they may bring; that the one now being answered has brought */
+    bool busy;          /* the last read brought all it might */
+    bool refused;       /* something was refused: said in the log */
     mw_timer tick, due, reread;
     mw_buf dead; /* tokens of processes that are gone, NUL-terminated each */
 
@@ -130,7 +133,9 @@ void mwr_answer_later(mw_conn *c, mw_source *s, void *cookie, const mw_error *e)
 /* keys.c */
 char *mwr_key_beside(const char *stream, const char *what, const char *group); /* group: "" for none */
 
-/* entry.c: a message as fields */
+/* entry.c: a message as fields. What a server does not take at all ends the connection: it is refused before.
+ */
+int mwr_publication_check(const mw_publication *p, mw_error *e);
 mw_message *mwr_entry_message(const mwr_channel *c, const mwr_unit *u, const mwr_node *fields, mwr_id id);
 size_t mwr_entry_count(const mw_parts *p); /* arguments that the fields take */
 void mwr_entry_write(mw_buf *b, const mwr_channel *c, const mw_parts *p);
