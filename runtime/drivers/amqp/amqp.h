@@ -173,7 +173,8 @@ struct rmq_sub {
     rmq_entry *window; /* ring, by delivery tag */
     size_t window_room;
     uint64_t base, top; /* tags in [base, top) are in the window */
-    mw_buf done;        /* of uint64_t: acked during this batch */
+    mw_buf done;        /* of uint64_t: acked by the core, not written yet */
+    mw_timer ack_soon;
     uint32_t unsettled;
 
     mw_buf waiting; /* of mw_incoming: no room in the core yet */

@@ -44,6 +44,7 @@ void rmq_window_clear(rmq_sub *s) {
     }
     s->base = s->top = 0;
     s->done.len = 0;
+    mw_timer_stop(&s->ack_soon);
     s->unsettled = 0;
     mw_incoming *w = (mw_incoming *)(void *)s->waiting.data;
     for (size_t i = s->waiting_at; i < s->waiting.len / sizeof *w; i++) {
@@ -385,6 +386,7 @@ void rmq_sub_free(rmq_sub *s) {
     *at = s->next;
     s->closing = true;
     mw_timer_stop(&s->again);
+    mw_timer_stop(&s->ack_soon);
     mw_deferred_cancel(c->loop, &s->answering);
     rmq_line_free(s->line);
     rmq_window_clear(s);
@@ -411,6 +413,7 @@ void rmq_unsubscribe(mw_sub *sub) {
     rmq_sub *s = (rmq_sub *)sub;
     if (s->closing) return;
     s->closing = true;
+    rmq_write_acks(s);
     hold(s, false);
     if (!s->journal || rmq_journal_quiet(s->journal, leave)) leave(s);
 }
