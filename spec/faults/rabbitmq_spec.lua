@@ -326,6 +326,36 @@ end }
     worker:stop(20)
   end)
 
+  it("runs examples/rabbitmq on a real broker", function()
+    local h = new()
+    local dir = cli.root .. "/examples/rabbitmq"
+    local apply = process.run { { cli.binary, "topology", "apply", dir }, env = { BROKER_URL = h.url }, timeout = 30 }
+    assert.equal(0, apply.code, apply.stdout .. apply.stderr)
+    local tasks = {}
+    for i = 1, 20 do tasks[i] = { ('{"task":%d}'):format(i), priority = i > 10 and 9 or 1, id = "t" .. i } end
+    h.broker:publish("tasks", tasks)
+    local worker = process.spawn { { cli.binary, "run", dir }, env = { BROKER_URL = h.url } }
+    h.broker:publish("orders.incoming", {
+      { '{"id":1,"customer":"ann"}' }, { '{"id":2,"customer":"bob","urgent":true}' },
+      { '{"id":3,"customer":"ann","state":"paid","urgent":true}' }, { '{"id":4,"customer":"eve","state":"paid"}' },
+    })
+    h.broker:publish("image.uploaded", { { '{"image":"cat.png","format":"png"}' }, { '{"image":"x","format":"tiff"}' } })
+    h:wait(function() return #h:messages "notes" == 8 and #h:messages "done" == 20 end, 30, "eight notes, twenty tasks")
+    local notes, order = {}, {}
+    for _, m in ipairs(h:messages "notes") do
+      local note = json.decode(m.body)
+      notes[#notes + 1] = ("%s %d %s"):format(note.service, note.order, note.key)
+    end
+    table.sort(notes)
+    assert.same({ "audit 1 order.new.normal", "audit 2 order.new.high", "audit 3 order.paid.high",
+                  "audit 4 order.paid.normal", "urgent 2 order.new.high", "urgent 3 order.paid.high",
+                  "welcome 1 order.new.normal", "welcome 2 order.new.high" }, notes)
+    for _, m in ipairs(h:messages "done") do order[#order + 1] = json.decode(m.body).task end
+    for i = 1, 10 do assert.is_true(order[i] > 10, table.concat(order, " ")) end
+    h:wait(function() return #h:messages "image.published" == 1 and #h:messages "image.uploaded.dead" == 1 end, 20, "images")
+    assert.equal(0, (worker:stop(20)), worker:stderr())
+  end)
+
   --- Foreign messages -------------------------------------------------------------------------------------------------
 
   it("reads what others publish: tables, arrays, times, numbers, properties, and messages without an id", function()
