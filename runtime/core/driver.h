@@ -6,8 +6,8 @@
  * an mw_wake. No call may block.
  *
  * Re-entrancy: a driver may call mw_host functions from inside any driver call except `settle`, `publish`,
- * `dedupe`, `browse`, `remove`, `topology`, `request`: their answers come in a later deferred call, so that the core's
- * lists are never changed under its feet.
+ * `dedupe`, `browse`, `remove`, `topology`, `request`: their answers come in a later deferred call, so that
+ * the core's lists are never changed under its feet.
  *
  * The core may call any driver function from inside a host call.
  *
@@ -245,8 +245,8 @@ typedef struct mw_driver {
      * "error" }] } state: missing, same, different (plan), created, changed, failed (apply), present (show).
      * What would lose messages fails without "force". The request is copied. */
     void (*topology)(mw_conn *c, const char *request, size_t len, void *cookie);
-    /* Publishes a message with the headers reply-to ("amq.rabbitmq.reply-to") and correlation-id, and answers with
-     * the one that comes back under that id. Without it requests go through a channel of their own. */
+    /* Publishes a message with the headers reply-to ("amq.rabbitmq.reply-to") and correlation-id, and answers
+     * with the one that comes back under that id. Without it requests go through a channel of their own. */
     void (*request)(mw_conn *c, const mw_publication *p, int64_t timeout_ms);
 } mw_driver;
 

@@ -16,7 +16,8 @@ struct mw_claimant {
 
 typedef struct mw_browser mw_browser;
 struct mw_browser {
-    void (*browsed)(mw_browser *b, const mw_entry *entries, size_t count, mw_position last, const mw_error *e);
+    void (*browsed)(mw_browser *b, const mw_entry *entries, size_t count, mw_position last,
+                    const mw_error *e);
     void (*removed)(mw_browser *b, size_t count, const mw_error *e);
 };
 
@@ -51,6 +52,7 @@ void mw_link_flush(mw_link *l); /* now instead of at the end of the turn */
 void mw_link_browse(mw_link *l, mw_browse b, mw_browser *who);
 void mw_link_remove(mw_link *l, mw_removal r, mw_browser *who);
 void mw_link_topology(mw_link *l, const char *request, size_t len, mw_planner *who); /* the driver has it */
-void mw_link_request(mw_link *l, const mw_publication *p, int64_t timeout_ms, mw_asker *who); /* the driver has it */
+void mw_link_request(mw_link *l, const mw_publication *p, int64_t timeout_ms,
+                     mw_asker *who); /* the driver has it */
 
 extern const mw_host mw_core_host; /* pipeline.c: what every driver calls */

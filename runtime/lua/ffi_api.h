@@ -88,7 +88,8 @@ double mw_vm_now(struct mw_vm *vm);                 /* seconds since 1970 */
 double mw_vm_mono(struct mw_vm *vm);                /* monotonic seconds */
 
 struct mw_http *mw_vm_http(struct mw_vm *vm); /* made on first use */
-struct mw_redis *mw_vm_redis(struct mw_vm *vm, const char *url, mw_failure *e); /* the same URL is the same one */
+struct mw_redis *mw_vm_redis(struct mw_vm *vm, const char *url,
+                             mw_failure *e); /* the same URL is the same one */
 void mw_vm_publish(struct mw_vm *vm, struct mw_link *l, const char *channel, struct mw_message *m,
                    int64_t delay_ms, double waiter);
 
@@ -131,8 +132,8 @@ const char *mw_answer_text(const struct mw_answer *a, size_t *len);
 void mw_answer_free(struct mw_answer *a);
 
 /* ---- requests: completed with a message, one reference for Lua ---- */
-bool mw_vm_request(struct mw_vm *vm, struct mw_link *l, const char *channel, struct mw_message *m, double timeout_ms,
-                   double waiter); /* false: this driver knows none */
+bool mw_vm_request(struct mw_vm *vm, struct mw_link *l, const char *channel, struct mw_message *m,
+                   double timeout_ms, double waiter); /* false: this driver knows none */
 
 /* ---- log, shared values, small things ---- */
 bool mw_log_wants(int level);
@@ -177,11 +178,13 @@ void mw_log_project(void);
 
 struct mw_redis_call;
 struct mw_redis_call *mw_redis_start_for(struct mw_vm *vm, struct mw_redis *r, const char *const *args,
-                                         const size_t *lens, const size_t *counts, size_t commands, double waiter);
+                                         const size_t *lens, const size_t *counts, size_t commands,
+                                         double waiter);
 void mw_redis_call_free(struct mw_redis_call *c);
 const char *mw_redis_call_error(const struct mw_redis_call *c);
 size_t mw_redis_call_values(const struct mw_redis_call *c);
-char mw_redis_call_value(const struct mw_redis_call *c, size_t i, const char **text, size_t *len, double *number);
+char mw_redis_call_value(const struct mw_redis_call *c, size_t i, const char **text, size_t *len,
+                         double *number);
 void mw_redis_fake(bool on);
 bool mw_redis_fake_pending(void);
 struct mw_redis_call *mw_redis_fake_next(void);

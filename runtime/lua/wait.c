@@ -169,7 +169,8 @@ struct mw_browsing { /* what was found; Lua frees it */
 uint32_t mw_browsing_count(const struct mw_browsing *b) { return b->count; }
 void mw_browsing_last(const struct mw_browsing *b, mw_position *out) { *out = b->last; }
 
-mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, mw_position *position, double *due_ms) {
+mw_message *mw_browsing_entry(const struct mw_browsing *b, uint32_t i, mw_position *position,
+                              double *due_ms) {
     *position = b->entries[i].position;
     *due_ms = (double)b->entries[i].due_ms;
     return b->entries[i].msg;
@@ -274,7 +275,8 @@ static void replied(mw_asker *a, mw_message *m, const mw_error *e) {
     finish(mw_container_of(a, mw_wait, asker), (mw_completion){.object = m}, e);
 }
 
-bool mw_vm_request(mw_vm *vm, mw_link *l, const char *channel, mw_message *m, double timeout_ms, double waiter) {
+bool mw_vm_request(mw_vm *vm, mw_link *l, const char *channel, mw_message *m, double timeout_ms,
+                   double waiter) {
     if (!mw_link_driver(l)->request) return false;
     mw_wait *w = new_wait(vm, waiter);
     w->asker.replied = replied;

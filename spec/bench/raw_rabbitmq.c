@@ -1,9 +1,9 @@
 /* raw_rabbitmq.c - the floor under the RabbitMQ driver: rabbitmq-c, as directly as it goes.
- * raw_rabbitmq publish PORT VHOST COUNT BODY     persistent, confirmed, at most 1000 without a confirm, to "in"
- * raw_rabbitmq consume PORT VHOST COUNT          prefetch 1000, one multiple ack for each 100
+ * raw_rabbitmq publish PORT VHOST COUNT BODY     persistent, confirmed, at most 1000 without a confirm, to
+ * "in" raw_rabbitmq consume PORT VHOST COUNT          prefetch 1000, one multiple ack for each 100
  * raw_rabbitmq echo PORT VHOST COUNT             reads "in", publishes to "out", acks when that is confirmed
- * raw_rabbitmq latency PORT VHOST COUNT RATE     sends COUNT to "in" at that rate and times their way to "out"
- * Each prints a JSON object. */
+ * raw_rabbitmq latency PORT VHOST COUNT RATE     sends COUNT to "in" at that rate and times their way to
+ * "out" Each prints a JSON object. */
 #if __has_include(<rabbitmq-c/amqp.h>)
 #include <rabbitmq-c/amqp.h>
 #include <rabbitmq-c/tcp_socket.h>
@@ -36,7 +36,8 @@ static amqp_connection_state_t connect_to(int port, const char *vhost) {
     amqp_connection_state_t c = amqp_new_connection();
     amqp_socket_t *socket = amqp_tcp_socket_new(c);
     if (amqp_socket_open(socket, "127.0.0.1", port)) die("no server");
-    if (amqp_login(c, vhost, 0, 131072, 0, AMQP_SASL_METHOD_PLAIN, "guest", "guest").reply_type != AMQP_RESPONSE_NORMAL)
+    if (amqp_login(c, vhost, 0, 131072, 0, AMQP_SASL_METHOD_PLAIN, "guest", "guest").reply_type !=
+        AMQP_RESPONSE_NORMAL)
         die("login");
     amqp_channel_open(c, 1);
     return c;
@@ -54,7 +55,8 @@ static uint64_t confirmed_to;
 static void wait_confirm(amqp_connection_state_t c) {
     amqp_frame_t f;
     if (amqp_simple_wait_frame(c, &f) != AMQP_STATUS_OK) die("lost");
-    if (f.frame_type != AMQP_FRAME_METHOD || f.payload.method.id != AMQP_BASIC_ACK_METHOD) die("not confirmed");
+    if (f.frame_type != AMQP_FRAME_METHOD || f.payload.method.id != AMQP_BASIC_ACK_METHOD)
+        die("not confirmed");
     amqp_basic_ack_t *ack = f.payload.method.decoded;
     if (ack->multiple) {
         unconfirmed -= (long)(ack->delivery_tag - confirmed_to);
@@ -73,7 +75,8 @@ static void send(amqp_connection_state_t c, const char *queue, long i, const cha
     amqp_table_entry_t entries[2] = {
         {.key = amqp_cstring_bytes("mw-key"),
          .value = {.kind = AMQP_FIELD_KIND_UTF8, .value.bytes = amqp_cstring_bytes(key)}},
-        {.key = amqp_cstring_bytes("mw-time"), .value = {.kind = AMQP_FIELD_KIND_I64, .value.i64 = 1700000000000}}};
+        {.key = amqp_cstring_bytes("mw-time"),
+         .value = {.kind = AMQP_FIELD_KIND_I64, .value.i64 = 1700000000000}}};
     amqp_basic_properties_t p = {._flags = AMQP_BASIC_DELIVERY_MODE_FLAG | AMQP_BASIC_MESSAGE_ID_FLAG |
                                            AMQP_BASIC_PRIORITY_FLAG | AMQP_BASIC_HEADERS_FLAG,
                                  .delivery_mode = 2,
@@ -81,12 +84,14 @@ static void send(amqp_connection_state_t c, const char *queue, long i, const cha
                                  .message_id = amqp_cstring_bytes(id),
                                  .headers = {2, entries}};
     amqp_bytes_t bytes = {.len = len, .bytes = (void *)(uintptr_t)body};
-    if (amqp_basic_publish(c, 1, amqp_empty_bytes, amqp_cstring_bytes(queue), 1, 0, &p, bytes)) die("publish");
+    if (amqp_basic_publish(c, 1, amqp_empty_bytes, amqp_cstring_bytes(queue), 1, 0, &p, bytes))
+        die("publish");
     unconfirmed++;
 }
 
 static void report(double wall, double cpu) {
-    printf("{\"wall\":%.6f,\"cpu\":%.6f}\n", now(CLOCK_MONOTONIC) - wall, now(CLOCK_PROCESS_CPUTIME_ID) - cpu);
+    printf("{\"wall\":%.6f,\"cpu\":%.6f}\n", now(CLOCK_MONOTONIC) - wall,
+           now(CLOCK_PROCESS_CPUTIME_ID) - cpu);
 }
 
 static void publish(amqp_connection_state_t c, long count, size_t size) {
@@ -190,7 +195,8 @@ static void latency(int port, const char *vhost, amqp_connection_state_t c, long
     }
     waitpid(sender, NULL, 0);
     qsort(took, (size_t)count, sizeof *took, by_value);
-    printf("{\"p50\":%.6f,\"p99\":%.6f,\"worst\":%.6f}\n", took[count / 2], took[count * 99 / 100], took[count - 1]);
+    printf("{\"p50\":%.6f,\"p99\":%.6f,\"worst\":%.6f}\n", took[count / 2], took[count * 99 / 100],
+           took[count - 1]);
     free(took);
 }
 

@@ -176,6 +176,37 @@ describe("rabbitmq", function()
     assert.is_true(most <= 50 and most > 10, "unacknowledged: " .. most)
   end)
 
+  it("gives up a message that kills its worker again and again, and none of those beside it", function()
+    local h = new()
+    local given = { settings = "retry = { attempts = 3, base = 0.02 }, timeout = 60,", handler = [[
+      function M.handle(msg)
+        trace("begin", msg)
+        if msg.id == "m3" then mw.sleep(60) end
+        trace("done", msg)
+      end]] }
+    h:publish(messages(20))
+    h:start(given)
+    local begun = 0
+    for _ = 1, 10 do
+      local before = begun
+      h:wait(function()
+        begun = 0
+        for _, line in ipairs(h.trace:of "begin") do begun = begun + (line.id == "m3" and 1 or 0) end
+        return begun > before or #h:dead() > 0
+      end, 20, "m3 to begin")
+      if #h:dead() > 0 then break end
+      h:kill()
+      h:start()
+    end
+    h:wait(function() return #h:dead() == 1 end, 20, "the dead letter")
+    h:wait_settled "in"
+    assert.equal("m3", h:dead()[1].id)
+    assert.equal("crash", h:dead()[1].headers["mw-dead-class"])
+    local done = {}
+    for _, line in ipairs(h.trace:of "done") do done[line.id] = true end
+    for i = 1, 20 do assert.is_true(done["m" .. i] or i == 3, "m" .. i .. " was never handled") end
+  end)
+
   --- Wrong settings ---------------------------------------------------------------------------------------------------
 
   local function publish_to(url)

@@ -1,4 +1,5 @@
-/* amqp_test.c - the RabbitMQ driver without a broker: tables, envelopes, tiers, and lines that a broker broke off. */
+/* amqp_test.c - the RabbitMQ driver without a broker: tables, envelopes, tiers, and lines that a broker broke
+ * off. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,8 +78,18 @@ static void test_envelope(void) {
     mw_headers_add(&h, "reply-to", 8, "answers", 7);
     mw_headers_add(&h, "expiration", 10, "not a number", 12);
     mw_headers_add(&h, "x", 1, "a\0b", 3);
-    mw_parts p = {.body = "body", .body_len = 4, .key = "k\0", .key_len = 2, .has_key = true, .id = "id", .id_len = 2,
-                  .type = "text/plain", .type_len = 10, .headers = h.data, .headers_len = h.len, .priority = 7,
+    mw_parts p = {.body = "body",
+                  .body_len = 4,
+                  .key = "k\0",
+                  .key_len = 2,
+                  .has_key = true,
+                  .id = "id",
+                  .id_len = 2,
+                  .type = "text/plain",
+                  .type_len = 10,
+                  .headers = h.data,
+                  .headers_len = h.len,
+                  .priority = 7,
                   .time_ms = 1700000000123};
     rmq_stamp stamp = {.failures = 3, .first_error = mw_text_new("boom", 4)};
     mw_buf b = {0};
@@ -88,11 +99,13 @@ static void test_envelope(void) {
     rmq_route route = {.exchange = {"ex", 2}, .key = {"key", 3}, .queue = "in"};
     CHECK(rmq_envelope_read(over(&b), &route, &scratch, &e, &size));
     CHECK(size == 4 && e.failures == 3 && e.first_error.len == 4 && e.has_id);
-    CHECK(e.parts.has_key && e.parts.key_len == 2 && e.parts.time_ms == 1700000000123 && e.parts.priority == 7);
+    CHECK(e.parts.has_key && e.parts.key_len == 2 && e.parts.time_ms == 1700000000123 &&
+          e.parts.priority == 7);
     CHECK(e.reply_to.len == 7 && e.correlation.len == 2);
     mw_header found;
     CHECK(mw_headers_find(e.parts.headers, e.parts.headers_len, "x", &found) && found.value_len == 3);
-    CHECK(mw_headers_find(e.parts.headers, e.parts.headers_len, "expiration", &found) && found.value_len == 12);
+    CHECK(mw_headers_find(e.parts.headers, e.parts.headers_len, "expiration", &found) &&
+          found.value_len == 12);
     CHECK(mw_headers_find(e.parts.headers, e.parts.headers_len, "amqp-routing-key", &found));
     CHECK(!mw_headers_find(e.parts.headers, e.parts.headers_len, "mw-attempts", &found));
     for (size_t cut = 0; cut < b.len; cut++) { /* no prefix of it is read beyond its end */
@@ -109,7 +122,8 @@ static void test_envelope(void) {
 }
 
 static void test_tiers(void) {
-    static const int64_t usual[] = {100, 200, 300, 500, 1000, 2000, 3000, 5000, 6000, 30000, 60000, 300000, 600000};
+    static const int64_t usual[] = {100,  200,  300,   500,   1000,   2000,  3000,
+                                    5000, 6000, 30000, 60000, 300000, 600000};
     for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) CHECK(rmq_tier(usual[i], true) == usual[i]);
     int tiers = 0;
     for (int64_t ms = 1, last = 0; ms < 1000000; ms++) {

@@ -1,5 +1,5 @@
-/* amqp.c - the driver for RabbitMQ: AMQP 0-9-1 on our own stream. See amqp.h for its files, docs/brokers/rabbitmq.md
- * for what it promises. */
+/* amqp.c - the driver for RabbitMQ: AMQP 0-9-1 on our own stream. See amqp.h for its files,
+ * docs/brokers/rabbitmq.md for what it promises. */
 #include "drivers/amqp/amqp.h"
 
 #include <stdio.h>
@@ -19,7 +19,8 @@ static void put_positive(mw_buf *b, const char *name, int64_t value) {
     if (value > 0) rmq_put_number(b, name, value);
 }
 
-void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o, bool passive) {
+void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o,
+                           bool passive) {
     size_t f = rmq_method(b, channel, RMQ_QUEUE_DECLARE);
     rmq_put_u16(b, 0);
     rmq_put_string(b, queue);
@@ -132,16 +133,19 @@ static int choice(const mw_url *u, const char *name, const char *const *of, int 
 }
 
 static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
-    static const char *const options[] = {"heartbeat", "frame_max", "max_message", "name", "queue_type", "max_priority",
-                                          "declare",   "auth",      "single_active", MW_TLS_OPTION_NAMES, NULL};
-    static const char *const types[] = {"classic", "quorum", NULL}, *const modes[] = {"auto", "passive", NULL},
+    static const char *const options[] = {"heartbeat",     "frame_max",         "max_message", "name",
+                                          "queue_type",    "max_priority",      "declare",     "auth",
+                                          "single_active", MW_TLS_OPTION_NAMES, NULL};
+    static const char *const types[] = {"classic", "quorum", NULL},
+                             *const modes[] = {"auto", "passive", NULL},
                              *const auths[] = {"plain", "external", NULL},
                              *const truths[] = {"false", "true", NULL};
     rmq_settings *s = &c->settings;
     int type = 0, mode = RMQ_DECLARE_AUTO, auth = 0, single = 0;
     int64_t max_message = 512 << 20;
     if (mw_url_only(u, options, e)) return -1;
-    if (!*u->hosts) return mw_fail(e, MW_EUSAGE, false, "name the broker: amqp://user:password@host:port/vhost");
+    if (!*u->hosts)
+        return mw_fail(e, MW_EUSAGE, false, "name the broker: amqp://user:password@host:port/vhost");
     s->stream.tls.on = strcmp(u->scheme, "amqps") == 0;
     s->heartbeat_s = 60;
     s->frame_max = RMQ_FRAME_MAX;
@@ -153,7 +157,8 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
         choice(u, "auth", auths, &auth, e) || choice(u, "single_active", truths, &single, e))
         return -1;
     if (auth && !(s->stream.tls.on && s->stream.tls.cert))
-        return mw_fail(e, MW_EUSAGE, false, "auth=external is a login by certificate: use amqps:// with cert=FILE");
+        return mw_fail(e, MW_EUSAGE, false,
+                       "auth=external is a login by certificate: use amqps:// with cert=FILE");
     if (strlen(u->path) > 255) return mw_fail(e, MW_EUSAGE, false, "the vhost's name is over 255 bytes");
     c->defaults.type = mw_url_option(u, "queue_type") ? copy(types[type]) : NULL;
     c->defaults.delivery_limit = -1;
@@ -164,7 +169,8 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
     s->stream.hosts = u->hosts;
     s->stream.default_port = s->stream.tls.on ? 5671 : 5672;
     s->stream.idle_ms = s->heartbeat_s * 2000;
-    s->stream.write_ms = s->heartbeat_s ? s->heartbeat_s * 3000 : 60000; /* a broker with an alarm does not read */
+    s->stream.write_ms =
+        s->heartbeat_s ? s->heartbeat_s * 3000 : 60000; /* a broker with an alarm does not read */
     s->user = *u->user || *u->password ? u->user : "guest";
     s->password = *u->user || *u->password ? u->password : "guest";
     s->vhost = *u->path ? u->path : "/";

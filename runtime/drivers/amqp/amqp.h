@@ -1,8 +1,8 @@
 /* amqp.h - what the files of the RabbitMQ driver share.
  *
  * A connection of ours is several AMQP connections (lines): one that publishes, and one per subscription that
- * consumes. A broker in trouble stops reading from publishers, and with them would stop the acks; a pipeline that has no
- * room stops reading, and that must not stop another one.
+ * consumes. A broker in trouble stops reading from publishers, and with them would stop the acks; a pipeline
+ * that has no room stops reading, and that must not stop another one.
  *
  *   amqp.c       the driver: URL, open, close, what it can do
  *   out.c        publishing: confirms, returns, back-pressure
@@ -30,7 +30,7 @@ typedef struct rmq_job rmq_job;
 /* ---- queues: how one is declared that is not there yet ---- */
 
 typedef struct rmq_queue_options {
-    char *type, *overflow, *dead_exchange, *dead_key; /* NULL: not given */
+    char *type, *overflow, *dead_exchange, *dead_key;                                /* NULL: not given */
     int64_t max_priority, ttl_ms, expires_ms, max_length, max_bytes, delivery_limit; /* 0 (-1): not given */
     bool single_active, lazy;
 } rmq_queue_options;
@@ -59,16 +59,17 @@ struct rmq_target {
     const char *exchange, *key; /* inside of `name`, or equal to it */
     bool mandatory;
     enum { RMQ_UNKNOWN, RMQ_ASKING, RMQ_THERE } state;
-    uint64_t since; /* TIER: when it was declared last */
-    int64_t ttl_ms; /* TIER */
+    uint64_t since;   /* TIER: when it was declared last */
+    int64_t ttl_ms;   /* TIER */
     rmq_fifo waiting; /* until it is there */
     rmq_target *next_same_hash;
 };
 
 struct rmq_job { /* something to be done on the admin channel, one at a time */
     rmq_job *next;
-    void (*start)(rmq_job *j, rmq_conn *c, mw_buf *out);           /* writes one synchronous method */
-    bool (*reply)(rmq_job *j, rmq_conn *c, uint32_t method, rmq_reader *r); /* true: over, j may be gone; false: start is called again */
+    void (*start)(rmq_job *j, rmq_conn *c, mw_buf *out); /* writes one synchronous method */
+    bool (*reply)(rmq_job *j, rmq_conn *c, uint32_t method,
+                  rmq_reader *r); /* true: over, j may be gone; false: start is called again */
     bool (*content)(rmq_job *j, rmq_conn *c, rmq_content *k); /* likewise; NULL: none is expected */
     /* likewise; code 0: the line was lost; below 0: the connection is being closed, j ends here */
     bool (*failed)(rmq_job *j, rmq_conn *c, int code, const mw_error *why);
@@ -116,7 +117,8 @@ struct rmq_conn {
 /* amqp.c */
 const rmq_queue_options *rmq_options_of(rmq_conn *c, const char *queue);
 void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive);
-void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o, bool passive);
+void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o,
+                           bool passive);
 
 /* out.c */
 rmq_line *rmq_out(rmq_conn *c); /* the publishing line, made on first use */
@@ -136,7 +138,7 @@ rmq_target *rmq_target_journal(rmq_conn *c, const char *name);
 rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, bool retry, mw_error *e);
 bool rmq_target_ready(rmq_conn *c, rmq_target *t); /* false: it is being declared, publications wait in it */
 void rmq_targets_forget(rmq_conn *c);              /* the line was lost: ask again */
-void rmq_targets_gather(rmq_conn *c);             /* moves what waits for targets to c->ready */
+void rmq_targets_gather(rmq_conn *c);              /* moves what waits for targets to c->ready */
 void rmq_targets_free(rmq_conn *c);
 int64_t rmq_tier(int64_t delay_ms, bool retry); /* the TTL of the queue for this delay */
 
@@ -147,10 +149,14 @@ typedef struct rmq_entry { /* a delivery, by its tag */
     mw_text *first_error;
     uint32_t failures;
     uint8_t state; /* rmq_entry_state */
-    bool has_id, redelivered, begun;
+    bool has_id, redelivered, begun, suspect;
 } rmq_entry;
 
-typedef enum { RMQ_SETTLED, RMQ_OURS, RMQ_DONE } rmq_entry_state; /* DONE: acked by the core, not written yet */
+typedef enum {
+    RMQ_SETTLED,
+    RMQ_OURS,
+    RMQ_DONE
+} rmq_entry_state; /* DONE: acked by the core, not written yet */
 
 typedef struct rmq_journal rmq_journal;
 
@@ -179,6 +185,9 @@ struct rmq_sub {
 
     mw_buf waiting; /* of mw_incoming: no room in the core yet */
     size_t waiting_at, waiting_bytes;
+    bool careful;     /* there are suspects: one of them at a time, with nothing beside it */
+    uint64_t alone;   /* the tag of the one that runs, or is next; 0: none */
+    bool alone_ready; /* it is noted as begun, and goes when that stands */
 
     mw_buf answers; /* of rmq_answer */
     mw_deferred answering;
@@ -190,7 +199,7 @@ struct rmq_sub {
     uint64_t delayed_until;
     uint64_t asked_ms, asked_at, activity;
     bool depth_known, asking, fresh; /* fresh: nothing has happened since the broker said so */
-    rmq_journal *journal; /* NULL: order = "none" */
+    rmq_journal *journal;            /* NULL: order = "none" */
 };
 
 mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e);
@@ -215,14 +224,19 @@ void rmq_answers_free(rmq_sub *s);
 rmq_journal *rmq_journal_new(rmq_sub *s);
 void rmq_journal_free(rmq_journal *j);  /* NULL is fine */
 void rmq_journal_reset(rmq_journal *j); /* the deliveries it knew are gone */
-bool rmq_journal_loaded(rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
-void rmq_journal_meet(rmq_journal *j, mw_incoming *in); /* it came before: fills attempt, due time and error */
-bool rmq_journal_stands(rmq_journal *j); /* what was met is written; false: rmq_sub_pump is called when it is */
+bool rmq_journal_loaded(
+    rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
+void rmq_journal_meet(rmq_journal *j,
+                      mw_incoming *in); /* it came before: fills attempt, due time and error */
+void rmq_journal_suspect(rmq_journal *j, uint64_t tag); /* it is begun next */
+bool rmq_journal_stands(
+    rmq_journal *j); /* what was met is written; false: rmq_sub_pump is called when it is */
 void rmq_journal_begin(rmq_journal *j, uint64_t tag);
 void rmq_journal_failed(rmq_journal *j, const mw_settlement *x);
 void rmq_journal_gone(rmq_journal *j, const rmq_entry *e);
 void rmq_journal_release(rmq_journal *j, const rmq_entry *e);
-bool rmq_journal_quiet(rmq_journal *j, void (*quiet)(rmq_sub *s)); /* all is written; false: quiet is called then */
+bool rmq_journal_quiet(rmq_journal *j,
+                       void (*quiet)(rmq_sub *s)); /* all is written; false: quiet is called then */
 
 /* browse.c */
 void rmq_browse(mw_conn *conn, const mw_browse *b);

@@ -1,10 +1,11 @@
-/* browse.c - looking into a queue without consuming it. AMQP has no such thing; the nearest is to get messages, not
- * to ack them, and to close the channel, upon which they go back to their places (marked as redelivered). While one
- * looks, its messages are nobody else's: this is for dead letters and for people, not for queues in full swing.
+/* browse.c - looking into a queue without consuming it. AMQP has no such thing; the nearest is to get
+ * messages, not to ack them, and to close the channel, upon which they go back to their places (marked as
+ * redelivered). While one looks, its messages are nobody else's: this is for dead letters and for people, not
+ * for queues in full swing.
  *
- * A position is the place counted from the head (high) and the message's hash (low): places move when others take
- * messages out, the hash says which one was meant. A look that filled its page stays open for the next page, and for
- * a removal; it ends at the end of the queue, or after a while. */
+ * A position is the place counted from the head (high) and the message's hash (low): places move when others
+ * take messages out, the hash says which one was meant. A look that filled its page stays open for the next
+ * page, and for a removal; it ends at the end of the queue, or after a while. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,9 +28,9 @@ struct rmq_look { /* a browse or a removal */
     bool removing;
     void *cookie;
     mw_buf entries; /* of mw_entry; references to the messages */
-    bool *found;       /* which positions of a removal */
+    bool *found;    /* which positions of a removal */
     size_t removed;
-    uint64_t back;     /* so many are on their way back into the queue */
+    uint64_t back; /* so many are on their way back into the queue */
     int back_tries;
     size_t publishing; /* replacements not confirmed yet */
     mw_error error;
@@ -40,10 +41,10 @@ struct rmq_look { /* a browse or a removal */
 
 struct rmq_session { /* the open look at one queue: what it holds */
     char *queue;
-    mw_buf held;     /* of seen, by place */
-    uint64_t place;  /* of the last one */
-    uint64_t count;  /* how many there were when it began */
-    unsigned asked;  /* gets without an answer */
+    mw_buf held;    /* of seen, by place */
+    uint64_t place; /* of the last one */
+    uint64_t count; /* how many there were when it began */
+    unsigned asked; /* gets without an answer */
     bool opened, counted, ended;
     bool consume; /* quorum queues with a single active consumer know no get; one page per session then */
 };
@@ -115,7 +116,8 @@ static void give_answer(rmq_look *l) {
     mw_defer(l->conn->loop, &l->late, answer);
 }
 
-/* Quorum queues take messages back a little after the channel is closed. Whoever looks twice wants to see them. */
+/* Quorum queues take messages back a little after the channel is closed. Whoever looks twice wants to see
+ * them. */
 static bool comes_back_late(rmq_conn *c) {
     const char *type = rmq_options_of(c, c->session->queue)->type;
     return c->session->place && (c->session->consume || (type && strcmp(type, "quorum") == 0));

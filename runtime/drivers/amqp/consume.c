@@ -1,7 +1,7 @@
-/* consume.c - a subscription: its own line, one channel, one consumer. The prefetch is the pipeline's window, so the
- * broker keeps the rest. With an order the consumer is exclusive (or the queue has a single active consumer): others
- * of the group stand by and ask again. Tags live as long as the channel: each opening is a new unit, and the former one is
- * fenced. */
+/* consume.c - a subscription: its own line, one channel, one consumer. The prefetch is the pipeline's window,
+ * so the broker keeps the rest. With an order the consumer is exclusive (or the queue has a single active
+ * consumer): others of the group stand by and ask again. Tags live as long as the channel: each opening is a
+ * new unit, and the former one is fenced. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,8 @@ void rmq_window_add(rmq_sub *s, uint64_t tag, rmq_entry e) {
         size_t room = s->window_room ? s->window_room * 2 : 256;
         rmq_entry *ring = calloc(room, sizeof *ring);
         if (!ring) abort();
-        for (uint64_t i = s->base; i < s->top; i++) ring[i & (room - 1)] = s->window[i & (s->window_room - 1)];
+        for (uint64_t i = s->base; i < s->top; i++)
+            ring[i & (room - 1)] = s->window[i & (s->window_room - 1)];
         free(s->window);
         s->window = ring;
         s->window_room = room;
@@ -53,6 +54,8 @@ void rmq_window_clear(rmq_sub *s) {
     }
     s->waiting.len = 0;
     s->waiting_at = s->waiting_bytes = 0;
+    s->careful = s->alone_ready = false;
+    s->alone = 0;
 }
 
 /* ---- handing on ---- */
@@ -80,15 +83,35 @@ static bool history_known(rmq_sub *s) {
     return rmq_journal_stands(s->journal);
 }
 
+static bool is_suspect(rmq_sub *s, const mw_incoming *in) {
+    rmq_entry *e = rmq_entry_of(s, in->tag);
+    return e && e->suspect;
+}
+
+/* A suspect came with two deaths and nothing is known of either: it may have begun, or only have stood beside
+ * the one that did it. It is noted as begun before it does, and runs alone: if it kills again it was it. */
+static bool may_go_on(rmq_sub *s) {
+    rmq_entry *e = s->alone ? rmq_entry_of(s, s->alone) : NULL;
+    if (e && e->suspect) return false;
+    s->alone = 0;
+    mw_incoming *first = (mw_incoming *)(void *)s->waiting.data + s->waiting_at;
+    if (!is_suspect(s, first)) return true;
+    if (s->unsettled > waiting_count(s)) return false;
+    s->alone = first->tag;
+    rmq_journal_suspect(s->journal, first->tag);
+    return true;
+}
+
 static size_t next_batch(rmq_sub *s, mw_incoming **out) {
     mw_incoming *w = (mw_incoming *)(void *)s->waiting.data + s->waiting_at;
     size_t bytes, n = 0, room = s->host->room(s->source, &bytes), left = waiting_count(s);
     while (n < room && n < left && n < BATCH) {
         size_t size = mw_message_size(w[n].msg);
-        if (n && size > bytes) break;
+        if (n && (size > bytes || (s->careful && is_suspect(s, &w[n])))) break;
         bytes -= size < bytes ? size : bytes;
         s->waiting_bytes -= size;
         n++;
+        if (s->alone) break;
     }
     *out = w;
     return n;
@@ -98,15 +121,22 @@ void rmq_sub_pump(rmq_sub *s) {
     if (s->paused || s->closing) return;
     if (waiting_count(s) && !history_known(s)) return;
     while (waiting_count(s) && !s->paused && !s->closing) {
+        if (s->careful && !(s->alone_ready || may_go_on(s))) return;
+        if (s->alone && !s->alone_ready) {
+            s->alone_ready = true;
+            if (!rmq_journal_stands(s->journal)) return;
+        }
         mw_incoming *batch;
         size_t n = next_batch(s, &batch);
         if (!n) break;
         uint32_t unit = s->unit;
         s->waiting_at += n;
+        s->alone_ready = false;
         s->host->deliver(s->source, batch, n);
         if (unit != s->unit) return;
     }
     if (!waiting_count(s)) {
+        s->careful = s->careful && s->alone;
         s->waiting.len = 0;
         s->waiting_at = s->waiting_bytes = 0;
     }
@@ -123,7 +153,8 @@ static mw_message *make_message(rmq_content *k, const rmq_envelope *e) {
     return mw_message_borrow(&parts, free, body);
 }
 
-/* Nobody could ever read it, and it would come again for ever: it goes the way of the broker's dead letters. */
+/* Nobody could ever read it, and it would come again for ever: it goes the way of the broker's dead letters.
+ */
 static void refuse(rmq_sub *s, uint64_t tag) {
     mw_log_begin(MW_ERROR, "rejected a message that is malformed");
     mw_log_text("queue", s->queue);
@@ -145,9 +176,12 @@ static void came(rmq_chan *chan, rmq_content *k) {
     bool good = rmq_envelope_read(k->header, &route, &s->conn->scratch, &e, &size);
     mw_message *m = good ? make_message(k, &e) : NULL;
     mw_text *first = good && e.first_error.len ? mw_text_new(e.first_error.data, e.first_error.len) : NULL;
-    rmq_entry entry = {.msg = m, .failures = e.failures, .state = m ? RMQ_OURS : RMQ_SETTLED, .has_id = e.has_id,
-                       .redelivered = k->redelivered && s->journal, .first_error = first};
-    if (!s->journal && e.deliveries > 1) entry.failures += (uint32_t)(e.deliveries < 1000 ? e.deliveries - 1 : 1000);
+    rmq_entry entry = {.msg = m,
+                       .failures = e.failures,
+                       .state = m ? RMQ_OURS : RMQ_SETTLED,
+                       .has_id = e.has_id,
+                       .redelivered = k->redelivered && s->journal,
+                       .first_error = first};
     if (s->top > s->base && k->tag != s->top) return; /* tags rise one by one */
     rmq_window_add(s, k->tag, entry);
     if (!m) {
@@ -240,7 +274,8 @@ static void why_closed(rmq_sub *s, int code, const mw_error *why) {
     } else if (code == 406 && s->step == RMQ_MAKING) {
         s->missing = false; /* somebody made it in the meantime, otherwise: that is theirs to decide */
     } else if (code) {
-        complain(s, code == 404 ? "there is no such queue; waiting for it" : "the broker closed the channel", why->text);
+        complain(s, code == 404 ? "there is no such queue; waiting for it" : "the broker closed the channel",
+                 why->text);
         s->missing = false;
         s->wait_ms = AGAIN_MS;
     }
@@ -285,7 +320,8 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     }
 }
 
-static const rmq_chan_events chan_events = {.opened = opened, .closed = closed, .method = method, .content = came};
+static const rmq_chan_events chan_events = {
+    .opened = opened, .closed = closed, .method = method, .content = came};
 
 /* ---- the line ---- */
 
@@ -314,19 +350,22 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     for (rmq_sub *o = c->subs; o; o = o->next)
         if (!o->closing && strcmp(o->queue, spec->channel) == 0) {
             mw_fail(e, MW_EUSAGE, false,
-                    "queue \"%s\" has a pipeline already, and a RabbitMQ queue gives each message to one reader: bind a "
+                    "queue \"%s\" has a pipeline already, and a RabbitMQ queue gives each message to one "
+                    "reader: bind a "
                     "second queue to the exchange that feeds it",
                     spec->channel);
             return NULL;
         }
     if (!spec->from_start) {
-        mw_fail(e, MW_EUSAGE, false, "a RabbitMQ queue has no place to begin at: leave out start = \"newest\"");
+        mw_fail(e, MW_EUSAGE, false,
+                "a RabbitMQ queue has no place to begin at: leave out start = \"newest\"");
         return NULL;
     }
     const rmq_queue_options *o = rmq_options_of(c, spec->channel);
     if (spec->order != MW_ORDER_NONE && o->type && strcmp(o->type, "quorum") == 0 && !o->single_active) {
         mw_fail(e, MW_EUSAGE, false,
-                "order = \"%s\" on quorum queue \"%s\" needs single_active = true: RabbitMQ lets every consumer of it read, "
+                "order = \"%s\" on quorum queue \"%s\" needs single_active = true: RabbitMQ lets every "
+                "consumer of it read, "
                 "exclusive or not; or set order = \"none\"",
                 spec->order == MW_ORDER_KEY ? "key" : "source", spec->channel);
         return NULL;

@@ -29,12 +29,18 @@ static const struct property {
     uint16_t flag;
     const char *name;
 } properties[] = {
-    {HAS_ENCODING, "content-encoding"}, {HAS_CORRELATION, "correlation-id"}, {HAS_REPLY_TO, "reply-to"},
-    {HAS_EXPIRATION, "expiration"},     {HAS_KIND, "amqp-type"},             {HAS_APP, "amqp-app-id"},
+    {HAS_ENCODING, "content-encoding"},
+    {HAS_CORRELATION, "correlation-id"},
+    {HAS_REPLY_TO, "reply-to"},
+    {HAS_EXPIRATION, "expiration"},
+    {HAS_KIND, "amqp-type"},
+    {HAS_APP, "amqp-app-id"},
 };
 enum { PROPERTIES = sizeof properties / sizeof *properties };
 
-static bool is(rmq_str s, const char *text) { return s.len == strlen(text) && memcmp(s.data, text, s.len) == 0; }
+static bool is(rmq_str s, const char *text) {
+    return s.len == strlen(text) && memcmp(s.data, text, s.len) == 0;
+}
 
 static void add(rmq_envelope *e, const char *name, rmq_str value) {
     mw_headers_add(e->headers, name, strlen(name), value.data, value.len);
@@ -103,8 +109,6 @@ static void read_headers(rmq_envelope *e, rmq_reader table, const char *queue) {
             read_own(e, name, &v);
         else if (!begins(name, "x-"))
             add_value(e, name, &v);
-        else if (is(name, "x-delivery-count"))
-            e->deliveries = v.number > 0 ? v.number : 0;
         else if (!is(name, "x-death") || read_deaths(&v, queue, &rejected))
             add_value(e, name, &v);
     }
@@ -122,7 +126,7 @@ bool rmq_envelope_read(rmq_reader r, const rmq_route *route, mw_headers *scratch
     rmq_reader table = {0};
     uint64_t seconds = 0;
     scratch->len = 0;
-    *e = (rmq_envelope){.headers = scratch, .deliveries = -1};
+    *e = (rmq_envelope){.headers = scratch};
     e->parts.priority = MW_PRIORITY_DEFAULT;
     if (rmq_u16(&r) != BASIC) return false;
     rmq_u16(&r); /* weight */
@@ -178,6 +182,11 @@ static int place_of(const mw_header *h) {
     return -1;
 }
 
+static bool is_brokers_own(const mw_header *h) {
+    rmq_str name = {h->name, h->name_len};
+    return is(name, "amqp-user-id") || is(name, "x-delivery-count");
+}
+
 static bool is_number(const mw_header *h) {
     for (size_t i = 0; i < h->value_len; i++)
         if (h->value[i] < '0' || h->value[i] > '9') return false;
@@ -194,7 +203,8 @@ static void put_header(mw_buf *b, const mw_header *h) {
     rmq_put_long(b, h->value, h->value_len);
 }
 
-static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_header *found, uint16_t *flags) {
+static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_header *found,
+                      uint16_t *flags) {
     size_t mark = rmq_open(b), at = 0;
     if (p->has_key) {
         rmq_put_field(b, "mw-key", 'S');
@@ -211,7 +221,7 @@ static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_h
         if (place >= 0 && (properties[place].flag != HAS_EXPIRATION || is_number(&h))) {
             found[place] = h;
             *flags |= properties[place].flag;
-        } else if (!(h.name_len == 12 && memcmp(h.name, "amqp-user-id", 12) == 0)) { /* checked by the broker */
+        } else if (!is_brokers_own(&h)) {
             put_header(b, &h);
         }
     }
@@ -260,6 +270,7 @@ void rmq_envelope_write(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp) {
 
 uint64_t rmq_identity(const mw_parts *p, bool has_id) {
     if (has_id) return mw_hash64(p->id, p->id_len);
-    uint64_t all[3] = {mw_hash64(p->body, p->body_len), mw_hash64(p->headers, p->headers_len), (uint64_t)p->time_ms};
+    uint64_t all[3] = {mw_hash64(p->body, p->body_len), mw_hash64(p->headers, p->headers_len),
+                       (uint64_t)p->time_ms};
     return mw_hash64(all, sizeof all);
 }

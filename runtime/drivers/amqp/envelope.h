@@ -1,6 +1,7 @@
-/* envelope.h - between a message of ours and the content header of AMQP: properties and the header table. What has
- * no place in AMQP (the key, milliseconds, attempts) travels in headers that begin with "mw-"; what has no place
- * in a message of ours (reply-to, correlation id, ...) becomes a header. docs/brokers/rabbitmq.md lists both. */
+/* envelope.h - between a message of ours and the content header of AMQP: properties and the header table.
+ * What has no place in AMQP (the key, milliseconds, attempts) travels in headers that begin with "mw-"; what
+ * has no place in a message of ours (reply-to, correlation id, ...) becomes a header.
+ * docs/brokers/rabbitmq.md lists both. */
 #pragma once
 #include "base/text.h"
 #include "drivers/amqp/wire.h"
@@ -10,8 +11,7 @@ typedef struct rmq_envelope { /* what a content header said; points into it and 
     mw_headers *headers;      /* scratch of the caller */
     uint32_t failures;        /* attempts that were made before this delivery */
     rmq_str first_error;
-    bool has_id;        /* else the id was made up here */
-    int64_t deliveries; /* x-delivery-count of quorum queues; -1: not said */
+    bool has_id; /* else the id was made up here */
     rmq_str reply_to, correlation;
 } rmq_envelope;
 

@@ -1,11 +1,13 @@
-/* journal.c - what a crash must not forget of a queue that is read in order. There a failed message stays where it is
- * (its lane must not move), and AMQP has no place to write on a message that stays. So what is known about such
- * messages stands in a queue beside it, "mw.journal.QUEUE", that keeps one message: the newest state of all of them.
- * Only the one consumer of the queue writes it, and only when there is something to remember:
+/* journal.c - what a crash must not forget of a queue that is read in order. There a failed message stays
+ * where it is (its lane must not move), and AMQP has no place to write on a message that stays. So what is
+ * known about such messages stands in a queue beside it, "mw.journal.QUEUE", that keeps one message: the
+ * newest state of all of them. Only the one consumer of the queue writes it, and only when there is something
+ * to remember:
  *
  *   failures, due time, first error   of a message that waits here for its next attempt
- *   begun                             a handler has it for more than a turn of the loop; dead with us, it counts
- *   met                               it came a second time although nothing was known of it; a third time counts
+ *   begun                             a handler has it for more than a turn of the loop; dead with us, it
+ * counts met                               it came a second time although nothing was known of it; a third
+ * time it is a suspect, and runs alone (consume.c)
  *
  * A handler that ends within its turn, which is the rule, costs nothing here. */
 #include <stdio.h>
@@ -15,7 +17,15 @@
 #include "base/log.h"
 #include "drivers/amqp/amqp.h"
 
-enum { MAGIC = 0x4d574a31, BEGUN = 1, MET = 2, TIDY_MS = 500, AGAIN_MS = 300, QUIET_MS = 3000, ERROR_MAX = 1000 };
+enum {
+    MAGIC = 0x4d574a31,
+    BEGUN = 1,
+    MET = 2,
+    TIDY_MS = 500,
+    AGAIN_MS = 300,
+    QUIET_MS = 3000,
+    ERROR_MAX = 1000
+};
 
 typedef struct note {
     uint32_t failures;
@@ -35,7 +45,7 @@ struct rmq_journal {
     mw_map notes; /* identity -> note */
     enum { UNREAD, READING, READ } state;
     uint64_t version, written; /* of the notes; of what the broker has confirmed */
-    uint64_t met_version; /* of the last message that was met */
+    uint64_t met_version;      /* of the last message that was met */
     bool pump_after;
     struct writing *writing;
     mw_buf waiters;
@@ -249,7 +259,7 @@ void rmq_journal_failed(rmq_journal *j, const mw_settlement *x) {
     if (!e->first_error) e->first_error = mw_text_ref(x->error);
     if (!n->error) n->error = mw_text_ref(e->first_error);
     e->failures = n->failures = x->attempt;
-    e->begun = false;
+    e->begun = e->suspect = false;
     n->flags = 0;
     n->due_ms = mw_loop_wall_ms(j->sub->conn->loop) + x->delay_ms;
     changed(j);
@@ -279,9 +289,11 @@ void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
     rmq_entry *e = rmq_entry_of(j->sub, in->tag);
     note *n = note_of(j, identity_of(e));
     if (n->failures < e->failures) n->failures = e->failures;
-    if (n->flags & (BEGUN | MET)) {
+    if (n->flags & BEGUN) {
         n->failures++;
         n->due_ms = 0;
+    } else if (n->flags & MET) {
+        e->suspect = j->sub->careful = true;
     }
     n->flags = MET;
     in->attempt = n->failures + 1;
@@ -290,6 +302,13 @@ void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
         in->first_error = mw_text_ref(n->error);
         e->first_error = mw_text_ref(n->error);
     }
+    changed(j);
+    j->met_version = j->version;
+}
+
+void rmq_journal_suspect(rmq_journal *j, uint64_t tag) {
+    rmq_entry *e = rmq_entry_of(j->sub, tag);
+    note_of(j, identity_of(e))->flags = BEGUN;
     changed(j);
     j->met_version = j->version;
 }

@@ -9,7 +9,8 @@ enum { LEAVE_MS = 3000, BODY_FIRST = 1 << 20 };
 
 static const mw_stream_events line_events;
 
-rmq_line *rmq_line_new(mw_loop *loop, const rmq_settings *s, const rmq_line_events *events, void *owner, mw_error *e) {
+rmq_line *rmq_line_new(mw_loop *loop, const rmq_settings *s, const rmq_line_events *events, void *owner,
+                       mw_error *e) {
     rmq_line *l = calloc(1, sizeof *l);
     if (!l) abort();
     l->loop = loop;
@@ -61,7 +62,8 @@ static void simple(rmq_line *l, uint16_t channel, uint32_t method) {
 
 static void fail(rmq_line *l, const char *format, rmq_str text, unsigned number) {
     mw_error e;
-    mw_fail(&e, MW_EFORMAT, true, format, (int)(text.len < 300 ? text.len : 300), text.data ? text.data : "", number);
+    mw_fail(&e, MW_EFORMAT, true, format, (int)(text.len < 300 ? text.len : 300), text.data ? text.data : "",
+            number);
     l->broken = true;
     if (l->stream) mw_stream_fail(l->stream, &e);
 }
@@ -86,8 +88,8 @@ static void beat(mw_timer *t) {
 /* ---- the handshake ---- */
 
 static void put_capabilities(mw_buf *b) {
-    static const char *const names[] = {"consumer_cancel_notify", "connection.blocked",         "basic.nack",
-                                        "publisher_confirms",     "authentication_failure_close"};
+    static const char *const names[] = {"consumer_cancel_notify", "connection.blocked", "basic.nack",
+                                        "publisher_confirms", "authentication_failure_close"};
     rmq_put_field(b, "capabilities", 'F');
     size_t mark = rmq_open(b);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) rmq_put_bool(b, names[i], true);
@@ -193,7 +195,8 @@ static void ready(rmq_line *l) {
 
 /* ---- endings ---- */
 
-/* What cannot get better by trying: a wrong password, vhost or permission. It is tried all the same, slowly. */
+/* What cannot get better by trying: a wrong password, vhost or permission. It is tried all the same, slowly.
+ */
 static bool hopeless(unsigned code) { return code == 403 || code == 530 || code == 402; }
 
 static void closed_by_broker(rmq_line *l, rmq_reader *r) {
@@ -329,7 +332,8 @@ static void complete(rmq_chan *c, rmq_reader header, const char *body) {
     free(k.owned);
 }
 
-static void header_came(rmq_chan *c, rmq_reader payload, const unsigned char *next, const unsigned char *end) {
+static void header_came(rmq_chan *c, rmq_reader payload, const unsigned char *next,
+                        const unsigned char *end) {
     rmq_reader r = payload;
     if (c->stage != RMQ_WANT_HEADER) {
         nonsense(c->line, "a header without a message");
@@ -497,7 +501,8 @@ static size_t parse(rmq_line *l, const unsigned char *data, size_t len, size_t *
     return at;
 }
 
-/* A body that is to be taken from where it stands must be taken in this call: header_came made sure it is there. */
+/* A body that is to be taken from where it stands must be taken in this call: header_came made sure it is
+ * there. */
 static size_t line_input(void *owner, const char *data, size_t len, size_t *need) {
     rmq_line *l = owner;
     l->busy++;

@@ -1,7 +1,7 @@
-/* line.h - one AMQP connection over a stream: handshake, heartbeats, channels, and what arrives on them. It knows
- * nothing of queues and pipelines. A line that is lost connects again by itself; its channels are told and open
- * again when it is ready. Callbacks come from the stream's events; any function here may be called from inside them,
- * rmq_line_free included. */
+/* line.h - one AMQP connection over a stream: handshake, heartbeats, channels, and what arrives on them. It
+ * knows nothing of queues and pipelines. A line that is lost connects again by itself; its channels are told
+ * and open again when it is ready. Callbacks come from the stream's events; any function here may be called
+ * from inside them, rmq_line_free included. */
 #pragma once
 #include "base/error.h"
 #include "base/loop.h"
@@ -91,15 +91,17 @@ struct rmq_line {
     mw_timer leave;
 };
 
-rmq_line *rmq_line_new(mw_loop *loop, const rmq_settings *s, const rmq_line_events *events, void *owner, mw_error *e);
+rmq_line *rmq_line_new(mw_loop *loop, const rmq_settings *s, const rmq_line_events *events, void *owner,
+                       mw_error *e);
 void rmq_line_free(rmq_line *l); /* at once; NULL is fine */
 /* Says goodbye, so that what was written arrives, and calls `left`; at most a few seconds later. */
 void rmq_line_leave(rmq_line *l, void (*left)(void *owner));
 
 void rmq_chan_add(rmq_line *l, rmq_chan *c, uint16_t id, const rmq_chan_events *events, void *owner);
 void rmq_chan_remove(rmq_chan *c); /* forgets it here: for lines that go */
-void rmq_chan_restart(rmq_chan *c); /* closes and opens it: what was not acked goes back; `closed` is not called */
-void rmq_chan_reset(rmq_chan *c);  /* frees what is gathered of a content */
+void rmq_chan_restart(
+    rmq_chan *c); /* closes and opens it: what was not acked goes back; `closed` is not called */
+void rmq_chan_reset(rmq_chan *c); /* frees what is gathered of a content */
 
 /* Writing: fill rmq_line_out (it is empty), then send. Ignored while the line is away. */
 mw_buf *rmq_line_out(rmq_line *l);

@@ -1,6 +1,7 @@
-/* out.c - publishing, on a line of its own. Every publication is persistent, mandatory and confirmed. The broker
- * confirms in any order and many at a time; what it returns as unroutable it returns before the confirm. While the
- * broker blocks us (an alarm) or does not read fast enough, publications wait here; that is no error. */
+/* out.c - publishing, on a line of its own. Every publication is persistent, mandatory and confirmed. The
+ * broker confirms in any order and many at a time; what it returns as unroutable it returns before the
+ * confirm. While the broker blocks us (an alarm) or does not read fast enough, publications wait here; that
+ * is no error. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,11 +66,12 @@ static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
         rmq_finish(p, &e);
     } else if (p->returned) {
         if (p->to->kind == RMQ_TO_EXCHANGE)
-            mw_fail(&e, MW_EUSAGE, true, "unroutable: exchange \"%s\" has no queue bound for \"%s\"", p->to->exchange,
-                    p->to->key);
+            mw_fail(&e, MW_EUSAGE, true, "unroutable: exchange \"%s\" has no queue bound for \"%s\"",
+                    p->to->exchange, p->to->key);
         else
             mw_fail(&e, MW_EUSAGE, true, "unroutable: there is no queue \"%s\"", p->to->key);
-        if (p->to->kind != RMQ_TO_EXCHANGE) p->to->state = RMQ_UNKNOWN; /* deleted: declared again by the next one */
+        if (p->to->kind != RMQ_TO_EXCHANGE)
+            p->to->state = RMQ_UNKNOWN; /* deleted: declared again by the next one */
         rmq_finish(p, &e);
     } else {
         rmq_finish(p, NULL);
@@ -128,7 +130,8 @@ static void put_body(rmq_conn *c, const mw_parts *parts) {
     size_t most = c->out->frame_max - RMQ_FRAME_EXTRA;
     for (size_t at = 0; at < parts->body_len;) {
         size_t n = parts->body_len - at < most ? parts->body_len - at : most;
-        char head[7] = {RMQ_BODY, 0, RMQ_CHAN_PUBLISH, (char)(n >> 24), (char)(n >> 16), (char)(n >> 8), (char)n};
+        char head[7] = {RMQ_BODY,       0,      RMQ_CHAN_PUBLISH, (char)(n >> 24), (char)(n >> 16),
+                        (char)(n >> 8), (char)n};
         char *out = mw_stream_reserve(c->out->stream, n + RMQ_FRAME_EXTRA);
         memcpy(out, head, sizeof head);
         memcpy(out + sizeof head, parts->body + at, n);
@@ -142,14 +145,16 @@ static void put_body(rmq_conn *c, const mw_parts *parts) {
 static bool fits(rmq_conn *c, rmq_pub *p) {
     if (c->out->out.len <= c->out->frame_max) return true;
     mw_error e;
-    mw_fail(&e, MW_EUSAGE, false, "%s: headers and key take %zu bytes, and RabbitMQ takes at most %u (frame_max)",
-            p->to->name, c->out->out.len, c->out->frame_max);
+    mw_fail(&e, MW_EUSAGE, false,
+            "%s: headers and key take %zu bytes, and RabbitMQ takes at most %u (frame_max)", p->to->name,
+            c->out->out.len, c->out->frame_max);
     rmq_finish(p, &e);
     return false;
 }
 
 static bool can_write(const rmq_conn *c) {
-    return c->out && c->confirming && !c->out->blocked && c->out->state == RMQ_READY && !mw_stream_full(c->out->stream);
+    return c->out && c->confirming && !c->out->blocked && c->out->state == RMQ_READY &&
+           !mw_stream_full(c->out->stream);
 }
 
 void rmq_pump(rmq_conn *c) {
@@ -220,8 +225,8 @@ static void out_down(void *owner, const mw_error *why) {
 
 static void out_blocked(void *owner, bool blocked, rmq_str why) {
     rmq_conn *c = owner;
-    mw_log_begin(blocked ? MW_WARN : MW_INFO, blocked ? "the broker blocks publishing; publications wait" :
-                                                        "the broker takes publications again");
+    mw_log_begin(blocked ? MW_WARN : MW_INFO, blocked ? "the broker blocks publishing; publications wait"
+                                                      : "the broker takes publications again");
     if (blocked) mw_log_str("reason", why.data, why.len);
     mw_log_end();
     rmq_pump(c);
@@ -279,10 +284,8 @@ static void publish_content(rmq_chan *chan, rmq_content *k) {
         rmq_replied(chan->owner, k);
 }
 
-static const rmq_chan_events publish_events = {.opened = publish_opened,
-                                               .closed = publish_closed,
-                                               .method = publish_method,
-                                               .content = publish_content};
+static const rmq_chan_events publish_events = {
+    .opened = publish_opened, .closed = publish_closed, .method = publish_method, .content = publish_content};
 
 /* ---- jobs on the admin channel ---- */
 
@@ -390,7 +393,8 @@ void rmq_send_to(rmq_conn *c, rmq_pub *p, rmq_target *to) {
 
 void rmq_send(rmq_conn *c, rmq_pub *p, const char *channel, int64_t delay_ms, bool retry) {
     mw_error e;
-    rmq_target *to = delay_ms > 0 ? rmq_target_tier(c, channel, delay_ms, retry, &e) : rmq_target_get(c, channel);
+    rmq_target *to =
+        delay_ms > 0 ? rmq_target_tier(c, channel, delay_ms, retry, &e) : rmq_target_get(c, channel);
     if (to) {
         rmq_send_to(c, p, to);
         return;

@@ -1,5 +1,5 @@
-/* request.c - requests with direct reply-to: the reply comes to the publishing channel itself, without a queue. It lives
- * and dies with that channel, and so do requests that wait for one. */
+/* request.c - requests with direct reply-to: the reply comes to the publishing channel itself, without a
+ * queue. It lives and dies with that channel, and so do requests that wait for one. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ struct rmq_request {
     rmq_conn *conn;
     void *cookie;
     mw_timer limit;
-    mw_deferred late; /* refused before it was sent */
+    mw_deferred late;            /* refused before it was sent */
     bool inside, sent_out, over; /* over: answered, but its confirm is still out */
     mw_error error;
     size_t id_len;
@@ -87,7 +87,8 @@ void rmq_request_send(mw_conn *conn, const mw_publication *p, int64_t timeout_ms
     r->pub.msg = p->msg;
     r->pub.done = confirmed;
     mw_message_parts(p->msg, &parts);
-    if (mw_headers_find(parts.headers, parts.headers_len, "correlation-id", &h) && h.value_len < sizeof r->id) {
+    if (mw_headers_find(parts.headers, parts.headers_len, "correlation-id", &h) &&
+        h.value_len < sizeof r->id) {
         memcpy(r->id, h.value, h.value_len);
         r->id_len = h.value_len;
     }

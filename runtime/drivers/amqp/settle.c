@@ -1,7 +1,7 @@
-/* settle.c - what becomes of deliveries at the broker. Acks gather for a few milliseconds: the unbroken run at the low
- * end of the window goes as one "multiple" ack, the others one by one, all of it in one write. A retry is a
- * copy in a delay tier that the broker has confirmed, then an ack; a held retry stays where it is, and the journal
- * remembers it. */
+/* settle.c - what becomes of deliveries at the broker. Acks gather for a few milliseconds: the unbroken run
+ * at the low end of the window goes as one "multiple" ack, the others one by one, all of it in one write. A
+ * retry is a copy in a delay tier that the broker has confirmed, then an ack; a held retry stays where it is,
+ * and the journal remembers it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +32,7 @@ static void answer_all(mw_deferred *d) {
         batch.len = 0;
         s->answers = batch;
     }
+    if (s->careful) rmq_sub_pump(s); /* the one that ran alone may be done */
 }
 
 void rmq_answer_later(rmq_sub *s, void *cookie, int code, const char *text) {
@@ -87,7 +88,8 @@ static uint64_t advance(rmq_sub *s, size_t *count) {
 
 static void ack_late(mw_timer *t) { rmq_write_acks(mw_container_of(t, rmq_sub, ack_soon)); }
 
-/* A broker that gets an ack for each few messages sends them in fews, and both sides spend their time on system calls. */
+/* A broker that gets an ack for each few messages sends them in fews, and both sides spend their time on
+ * system calls. */
 static void gather_acks(rmq_sub *s) {
     size_t n = s->done.len / sizeof(uint64_t);
     if (n >= s->prefetch / 4 || n >= ACK_MOST)
@@ -137,7 +139,8 @@ static rmq_sub *alive(const again *a) {
 static void copied(rmq_sub *s, const again *a, const mw_error *e) {
     if (e) {
         rmq_answer_later(s, a->cookie, MW_ECLOSED, e->text);
-    } else if (s->unit != a->unit || !rmq_entry_of(s, a->tag)) { /* the copy stands, the original comes again */
+    } else if (s->unit != a->unit ||
+               !rmq_entry_of(s, a->tag)) { /* the copy stands, the original comes again */
         rmq_answer_later(s, a->cookie, MW_EFENCED, "the channel was lost before the ack");
     } else {
         uint64_t due = mw_loop_real_ms(s->conn->loop) + (uint64_t)a->delay_ms + DELAYED_SPARE_MS;

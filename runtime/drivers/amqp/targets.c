@@ -1,7 +1,8 @@
-/* targets.c - where publications go. A queue is looked for before the first publication to it, and declared when it
- * is missing: what the broker cannot route is lost, or comes back as an error. An exchange is taken as it is. A delay is a
- * queue whose messages expire after it and fall back into their queue ("tier"): one per queue and delay, made when
- * it is needed and removed by the broker when it is idle. Never a TTL per message: that waits behind longer ones. */
+/* targets.c - where publications go. A queue is looked for before the first publication to it, and declared
+ * when it is missing: what the broker cannot route is lost, or comes back as an error. An exchange is taken
+ * as it is. A delay is a queue whose messages expire after it and fall back into their queue ("tier"): one
+ * per queue and delay, made when it is needed and removed by the broker when it is idle. Never a TTL per
+ * message: that waits behind longer ones. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +37,8 @@ static rmq_target *insert(rmq_conn *c, const char *name) {
     return t;
 }
 
-/* "\1exchange\2key": lua/moonwire/internal/config/exchange.lua writes it; "\3" instead of "\1": not mandatory */
+/* "\1exchange\2key": lua/moonwire/internal/config/exchange.lua writes it; "\3" instead of "\1": not mandatory
+ */
 static void split(rmq_target *t) {
     t->kind = RMQ_TO_EXCHANGE;
     t->mandatory = t->name[0] == '\1';
@@ -87,14 +89,16 @@ rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, 
         return NULL;
     }
     if (channel[0] == '\1' || channel[0] == '\3') {
-        mw_fail(e, MW_EUSAGE, false, "a delay needs a queue to come back to: publish to the queue, not to the exchange");
+        mw_fail(e, MW_EUSAGE, false,
+                "a delay needs a queue to come back to: publish to the queue, not to the exchange");
         return NULL;
     }
     int64_t ttl = rmq_tier(delay_ms, retry);
     char name[400];
     snprintf(name, sizeof name, "mw.delay.%" PRId64 ".%s", ttl, channel);
     if (strlen(name) > 255) {
-        mw_fail(e, MW_EUSAGE, false, "the name of queue \"%s\" is too long for one to delay its messages", channel);
+        mw_fail(e, MW_EUSAGE, false, "the name of queue \"%s\" is too long for one to delay its messages",
+                channel);
         return NULL;
     }
     rmq_target *t = find(c, name);
@@ -179,7 +183,8 @@ static bool declaration_failed(rmq_job *j, rmq_conn *c, int code, const mw_error
         d->make = true;
         return false;
     }
-    if (code == 406 || code == 405) { /* it is there, with other arguments or for somebody else: good enough */
+    if (code == 406 ||
+        code == 405) { /* it is there, with other arguments or for somebody else: good enough */
         there(c, d->target);
     } else {
         mw_error e;

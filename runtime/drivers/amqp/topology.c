@@ -1,6 +1,7 @@
-/* topology.c - exchanges, queues and bindings: what is wanted against what there is (mw_driver.topology). AMQP cannot tell
- * the arguments of what exists, but it refuses a declaration that differs and says in what (406): so what exists is
- * declared once more as wanted, which changes nothing. Bindings cannot be asked for at all; making one twice is once. */
+/* topology.c - exchanges, queues and bindings: what is wanted against what there is (mw_driver.topology).
+ * AMQP cannot tell the arguments of what exists, but it refuses a declaration that differs and says in what
+ * (406): so what exists is declared once more as wanted, which changes nothing. Bindings cannot be asked for
+ * at all; making one twice is once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,9 @@ static bool truth(const plan *p, const char *path) {
     return find(p, path, &v) && v.type == MW_JSON_TRUE;
 }
 
-static bool is(rmq_str s, const char *word) { return s.len == strlen(word) && memcmp(s.data, word, s.len) == 0; }
+static bool is(rmq_str s, const char *word) {
+    return s.len == strlen(word) && memcmp(s.data, word, s.len) == 0;
+}
 
 static bool next_item(plan *p) {
     char path[32];
@@ -119,7 +122,8 @@ static void put_exchange(const plan *p, mw_buf *b, bool passive) {
 }
 
 static void put_bind(const plan *p, mw_buf *b) {
-    rmq_str exchange = text(p, "settings.exchange"), to = text(p, "settings.destination"), key = text(p, "settings.key");
+    rmq_str exchange = text(p, "settings.exchange"), to = text(p, "settings.destination"),
+            key = text(p, "settings.key");
     bool queue = !truth(p, "settings.to_exchange");
     size_t f = rmq_method(b, RMQ_CHAN_ADMIN, queue ? RMQ_QUEUE_BIND : RMQ_ID(40, 30));
     rmq_put_u16(b, 0);
@@ -167,8 +171,8 @@ static const char *between(const char *s, const char *before, const char *after,
     return from;
 }
 
-/* "inequivalent arg 'x-max-length' for queue 'q' in vhost '/': received the value '5' of type 'signedint' but current is
- * the value '9' of type 'long'"; either side may be "none" */
+/* "inequivalent arg 'x-max-length' for queue 'q' in vhost '/': received the value '5' of type 'signedint' but
+ * current is the value '9' of type 'long'"; either side may be "none" */
 static void put_difference(mw_buf *b, const char *why) {
     size_t field_len, wanted_len, found_len;
     const char *field = between(why, "inequivalent arg '", "'", &field_len);
@@ -256,7 +260,8 @@ static bool reply(rmq_job *j, rmq_conn *c, uint32_t method, rmq_reader *r) {
 
 static void differs(plan *p, const char *why) {
     told(p, p->apply ? "failed" : "different", why,
-         p->apply ? "RabbitMQ cannot change what exists: declare it as it is, or delete it (when it is empty) and apply again"
+         p->apply ? "RabbitMQ cannot change what exists: declare it as it is, or delete it (when it is "
+                    "empty) and apply again"
                   : NULL);
 }
 

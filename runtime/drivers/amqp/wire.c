@@ -158,7 +158,8 @@ static void timestamp(int64_t seconds, mw_buf *out) {
 static void decimal(const rmq_value *v, mw_buf *out) {
     char digits[24];
     int64_t n = v->number;
-    int len = snprintf(digits, sizeof digits, "%0*" PRId64, v->scale < 20 ? v->scale + 1 : 20, n < 0 ? -n : n);
+    int len =
+        snprintf(digits, sizeof digits, "%0*" PRId64, v->scale < 20 ? v->scale + 1 : 20, n < 0 ? -n : n);
     int whole = len - (v->scale < len ? v->scale : len - 1);
     mw_buf_printf(out, "%s%.*s", n < 0 ? "-" : "", whole, digits);
     if (whole < len) mw_buf_printf(out, ".%s", digits + whole);

@@ -1,6 +1,6 @@
-/* wire.h - AMQP 0-9-1 on the wire: frames, methods, field tables. Pure functions over bytes: nothing here knows a
- * socket. Whatever is read came from outside and is checked: a reader that runs out of bytes turns bad and
- * yields zeros from then on, so that callers check once, at the end. */
+/* wire.h - AMQP 0-9-1 on the wire: frames, methods, field tables. Pure functions over bytes: nothing here
+ * knows a socket. Whatever is read came from outside and is checked: a reader that runs out of bytes turns
+ * bad and yields zeros from then on, so that callers check once, at the end. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -84,9 +84,9 @@ typedef struct rmq_value { /* one field of a table */
     rmq_reader inside;     /* F A */
 } rmq_value;
 
-bool rmq_value_read(rmq_reader *r, rmq_value *out); /* without its name; false: bad */
+bool rmq_value_read(rmq_reader *r, rmq_value *out);               /* without its name; false: bad */
 bool rmq_field(rmq_reader *table, rmq_str *name, rmq_value *out); /* false at the end, or when bad */
-bool rmq_table_valid(rmq_reader table);                           /* well-formed, and not deeper than RMQ_TABLE_DEPTH */
+bool rmq_table_valid(rmq_reader table); /* well-formed, and not deeper than RMQ_TABLE_DEPTH */
 bool rmq_table_find(rmq_reader table, const char *name, rmq_value *out);
 void rmq_value_text(const rmq_value *v, mw_buf *out); /* as text: see docs/brokers/rabbitmq.md */
 
