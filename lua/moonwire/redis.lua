@@ -8,8 +8,8 @@ local wait = require "moonwire.internal.wait"
 
 -- On a connection that others use too, these would block them, change it for them, or never be answered.
 local REFUSED = {}
-for name in ([[SUBSCRIBE PSUBSCRIBE SSUBSCRIBE UNSUBSCRIBE PUNSUBSCRIBE SUNSUBSCRIBE MONITOR SELECT AUTH HELLO RESET QUIT
-  BLPOP BRPOP BLMOVE BLMPOP BRPOPLPUSH BZPOPMIN BZPOPMAX BZMPOP WAIT WAITAOF SYNC PSYNC]]):gmatch "%u+" do
+for name in ([[SUBSCRIBE PSUBSCRIBE SSUBSCRIBE UNSUBSCRIBE PUNSUBSCRIBE SUNSUBSCRIBE MONITOR SELECT AUTH HELLO RESET
+  QUIT BLPOP BRPOP BLMOVE BLMPOP BRPOPLPUSH BZPOPMIN BZPOPMAX BZMPOP WAIT WAITAOF SYNC PSYNC]]):gmatch "%u+" do
   REFUSED[name] = true
 end
 -- In one pipeline they are safe: nothing comes between its commands.

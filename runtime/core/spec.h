@@ -12,7 +12,8 @@ typedef struct mw_setting { /* of a channel, for its driver alone; fields of tab
     const char *name, *value;
 } mw_setting;
 
-typedef struct mw_position { /* where a message stands in its channel; brokers that count with one number use low */
+typedef struct mw_position { /* where a message stands in its channel; brokers that count with one number use
+                                low */
     uint64_t high, low;
 } mw_position;
 

@@ -31,7 +31,8 @@ static mw_link *link_at(const mw_vm *vm, size_t i) { return ((mw_link **)(void *
 void mw_vm_free(mw_vm *vm) {
     if (!vm) return;
     mw_deadline_disown(vm);
-    for (mw_redis *r = vm->redis, *next; r; r = next) { /* what they still owe is answered: it may want a tick */
+    for (mw_redis *r = vm->redis, *next; r;
+         r = next) { /* what they still owe is answered: it may want a tick */
         next = mw_redis_next(r, NULL);
         mw_redis_free(r);
     }

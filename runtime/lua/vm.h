@@ -30,9 +30,9 @@ struct mw_vm {
     mw_buf completions;
     size_t completions_taken;
     char *last_error;
-    mw_wait *waits;       /* every wait that C still owes an answer */
-    mw_map sleeping;      /* waiter -> mw_wait */
-    struct mw_http *http; /* made on first use */
+    mw_wait *waits;         /* every wait that C still owes an answer */
+    mw_map sleeping;        /* waiter -> mw_wait */
+    struct mw_http *http;   /* made on first use */
     struct mw_redis *redis; /* a list of them */
     uint32_t generation;
     uint32_t running; /* deliveries that its handlers have */

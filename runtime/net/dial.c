@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/uuid.h"
 #include "net/internal.h"
 #include "net/socket.h"
@@ -193,8 +194,18 @@ static void follow_redirect(mw_dial *d) {
     d->host = d->hosts.count - 1;
 }
 
+/* Certificates are renewed while we run. */
+static void refresh_certificates(mw_stream *s) {
+    mw_error e;
+    if (!s->tls || mw_tls_refresh(s->tls, &e) == 0) return;
+    mw_log_begin(MW_WARN, "certificates changed and cannot be read: the old ones stay in use");
+    mw_log_text("error", e.text);
+    mw_log_end();
+}
+
 void mw_dial_begin(mw_stream *s) {
     mw_dial *d = &s->dial;
+    refresh_certificates(s);
     follow_redirect(d);
     if (!d->rounds++) d->host = d->hosts.count - 1; /* the first round begins with the first host */
     d->hosts_left = d->hosts.count;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "net/internal.h"
 #include "net/socket.h"
 
@@ -243,7 +244,12 @@ static int prepare_tls(mw_stream *s, mw_error *e) {
         return mw_fail(e, MW_EUSAGE, false,
                        "TLS over a Unix socket: say which name the certificate must have (tls_name=HOST)");
     s->tls = mw_tls_new(&s->o.tls, e);
-    return s->tls ? 0 : -1;
+    if (!s->tls) return -1;
+    if (!s->o.tls.insecure) return 0;
+    mw_log_begin(MW_WARN, "the server's certificate is not checked (insecure=true): anybody may pose as it");
+    mw_log_text("host", s->dial.hosts.list[0].name);
+    mw_log_end();
+    return 0;
 }
 
 mw_stream *mw_stream_open(mw_loop *loop, const mw_stream_options *o, const mw_stream_events *events,

@@ -169,17 +169,35 @@ const char *mw_tls_version(const mw_tls *t) { return t->ssl ? SSL_get_version(t-
 
 /* ---- life ---- */
 
+static int load_context(mw_tls *t, mw_error *e) {
+    uint64_t files = mw_tls_files(t->o); /* before they are read: a change in between is seen next time */
+    SSL_CTX *context = mw_tls_context(t->o, e);
+    if (!context) return -1;
+    SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);
+    SSL_CTX_sess_set_new_cb(context, keep_session);
+    SSL_CTX_set_verify(context, t->o->insecure ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, mw_tls_judge);
+    SSL_CTX_free(t->context);
+    t->context = context;
+    t->files = files;
+    forget_session(t);
+    return 0;
+}
+
+int mw_tls_refresh(mw_tls *t, mw_error *e) {
+    uint64_t files = mw_tls_files(t->o);
+    if (files == t->files) return 0;
+    if (load_context(t, e) == 0) return 0;
+    t->files = files; /* said once */
+    return -1;
+}
+
 mw_tls *mw_tls_new(const mw_tls_options *o, mw_error *e) {
-    SSL_CTX *context = mw_tls_context(o, e);
-    if (!context) return NULL;
     mw_tls *t = calloc(1, sizeof *t);
     if (!t) abort();
     t->o = o;
-    t->context = context;
-    SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);
-    SSL_CTX_sess_set_new_cb(context, keep_session);
-    SSL_CTX_set_verify(context, o->insecure ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, mw_tls_judge);
-    return t;
+    if (load_context(t, e) == 0) return t;
+    free(t);
+    return NULL;
 }
 
 void mw_tls_free(mw_tls *t) {

@@ -16,6 +16,10 @@ mw_tls *mw_tls_new(const mw_tls_options *o,
                    mw_error *e); /* reads the files; the options live as long as it */
 void mw_tls_free(mw_tls *t);     /* NULL is fine */
 
+/* Reads the files again when they changed, for the connections that follow. On an error the old ones stay in
+ * use. */
+int mw_tls_refresh(mw_tls *t, mw_error *e);
+
 int mw_tls_begin(mw_tls *t, int fd, const char *host, mw_error *e); /* on a socket that is connected */
 void mw_tls_end(mw_tls *t);                   /* says goodbye if it can; twice is fine */
 int mw_tls_handshake(mw_tls *t, mw_error *e); /* 1: done, 0: when there is more to read, -1 */

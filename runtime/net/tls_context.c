@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/hash.h"
 #include "net/tls_defs.h"
 
 enum { READ_AT_ONCE = 64 << 10 };
@@ -101,6 +102,20 @@ static int load_ours(SSL_CTX *c, const char *cert, const char *key, mw_error *e)
                        "key=%s: no private key in it that can be read without a password: %s", key, reason());
     }
     return 0;
+}
+
+uint64_t mw_tls_files(const mw_tls_options *o) {
+    const char *const paths[] = {o->ca, o->cert, o->key};
+    uint64_t states[3][4] = {0};
+    struct stat st;
+    for (int i = 0; i < 3; i++) {
+        if (!paths[i] || stat(paths[i], &st)) continue;
+        states[i][0] = (uint64_t)st.st_ino;
+        states[i][1] = (uint64_t)st.st_size;
+        states[i][2] = (uint64_t)st.st_mtim.tv_sec;
+        states[i][3] = (uint64_t)st.st_mtim.tv_nsec;
+    }
+    return mw_hash64(states, sizeof states);
 }
 
 SSL_CTX *mw_tls_context(const mw_tls_options *o, mw_error *e) {

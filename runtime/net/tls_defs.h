@@ -8,7 +8,8 @@
 struct mw_tls {
     const mw_tls_options *o;
     SSL_CTX *context;
-    SSL *ssl; /* NULL between connections */
+    uint64_t files; /* their state when they were read */
+    SSL *ssl;       /* NULL between connections */
     int fd;
     char name[256]; /* whom we expect */
     mw_fifo wire;
@@ -23,6 +24,7 @@ struct mw_tls {
 };
 
 SSL_CTX *mw_tls_context(const mw_tls_options *o, mw_error *e);
+uint64_t mw_tls_files(const mw_tls_options *o); /* changes when one of the files does */
 
 /* For SSL_set_verify: notes the verdict in the mw_tls that is the SSL's app data. */
 int mw_tls_judge(int good, X509_STORE_CTX *chain);

@@ -1,8 +1,8 @@
 /* raw_redis.c - the floor under the Redis driver: hiredis, as directly as it goes.
  * raw_redis fill PORT COUNT BODY           fills the stream "in" (a new one) with what the driver would write
  * raw_redis consume PORT COUNT             a group reads it, 100 at a time, one XACK for each 100
- * raw_redis echo PORT COUNT                reads "in" and adds each body to "out" before its ack, as they come
- * raw_redis latency PORT COUNT RATE        sends COUNT to "in" at that rate and times their way to "out"
+ * raw_redis echo PORT COUNT                reads "in" and adds each body to "out" before its ack, as they
+ * come raw_redis latency PORT COUNT RATE        sends COUNT to "in" at that rate and times their way to "out"
  * Each prints a JSON object. */
 #include <hiredis/hiredis.h>
 #include <stdint.h>
@@ -47,11 +47,12 @@ static void fill(redisContext *c, long count, size_t size) {
     char *body = malloc(size + 64);
     long waiting = 0;
     for (long i = 0; i < count; i++) {
-        int n = snprintf(body, size + 64, "{\"number\":%ld,\"customer\":{\"id\":\"c%ld\"},\"text\":\"", i, i % 1000);
+        int n = snprintf(body, size + 64, "{\"number\":%ld,\"customer\":{\"id\":\"c%ld\"},\"text\":\"", i,
+                         i % 1000);
         for (; (size_t)n + 2 < size; n++) body[n] = (char)('a' + (i + n) % 26);
         n += snprintf(body + n, 8, "\"}");
-        redisAppendCommand(c, "XADD in * id message-%ld time 1700000000000 key c%ld body %b", i, i % 1000, body,
-                           (size_t)n);
+        redisAppendCommand(c, "XADD in * id message-%ld time 1700000000000 key c%ld body %b", i, i % 1000,
+                           body, (size_t)n);
         if (++waiting == PIPE)
             for (; waiting; waiting--) next_reply(c);
     }
@@ -148,7 +149,8 @@ static void latency(redisContext *c, int port, long count, double rate) {
         exit(1);
     }
     qsort(took, (size_t)count, sizeof *took, by_value);
-    printf("{\"p50\":%.6f,\"p99\":%.6f,\"worst\":%.6f}\n", took[count / 2], took[count * 99 / 100], took[count - 1]);
+    printf("{\"p50\":%.6f,\"p99\":%.6f,\"worst\":%.6f}\n", took[count / 2], took[count * 99 / 100],
+           took[count - 1]);
     free(took);
 }
 
@@ -161,12 +163,18 @@ int main(int argc, char **argv) {
         fprintf(stderr, "raw_redis: no server on port %d\n", port);
         return 1;
     }
-    if (!strcmp(argv[1], "fill") && argc == 5) fill(c, count, (size_t)atol(argv[4]));
-    else if (!strcmp(argv[1], "consume")) consume(c, count, 0);
-    else if (!strcmp(argv[1], "group")) group(c);
-    else if (!strcmp(argv[1], "echo")) consume(c, count, 1);
-    else if (!strcmp(argv[1], "latency") && argc == 5) latency(c, port, count, atof(argv[4]));
-    else return 64;
+    if (!strcmp(argv[1], "fill") && argc == 5)
+        fill(c, count, (size_t)atol(argv[4]));
+    else if (!strcmp(argv[1], "consume"))
+        consume(c, count, 0);
+    else if (!strcmp(argv[1], "group"))
+        group(c);
+    else if (!strcmp(argv[1], "echo"))
+        consume(c, count, 1);
+    else if (!strcmp(argv[1], "latency") && argc == 5)
+        latency(c, port, count, atof(argv[4]));
+    else
+        return 64;
     redisFree(c);
     return 0;
 }

@@ -355,8 +355,10 @@ local rabbitmq = assert(loadfile(here .. "rabbitmq_group.lua"))(bench, { add = a
 
 -- ---- all of it ----
 
-local GROUPS = { dispatch = dispatch, embedded = embedded, memory = memory, start = starts, json = codec, redis = redis,
-                 rabbitmq = rabbitmq }
+local GROUPS = {
+  dispatch = dispatch, embedded = embedded, memory = memory, start = starts, json = codec, redis = redis,
+  rabbitmq = rabbitmq,
+}
 
 local function has_embedded()
   local ffi, C = require "ffi", require "moonwire.internal.cdef"

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -45,6 +46,7 @@ static void die(const char *what) {
 /* ---- the server: gives back whole messages, with one write for all that came at once ---- */
 
 static void serve(int listener) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (;;) {
         int fd = accept(listener, NULL, NULL);
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));

@@ -1,5 +1,6 @@
 -- redis.lua - Redis Streams in the contract: one server for the run, a database for each case. A stream keeps what was
 -- acked, so "empty" means that no group has anything left of it.
+local clock = require "spec.support.wait"
 local redis = require "spec.support.servers.redis"
 
 local function database(server, h, number)
@@ -50,7 +51,23 @@ end
 
 local function delayed(h, channel) return call(h, "ZCARD", ("{%s}:mw:delayed"):format(channel)) end
 
+-- No memory for anything that is written, for a while: publishes and settlements with publishes are refused. How many
+-- that are is not for us to say; those that look at the channel end it.
+local REFUSAL = 0.4
+
+local function refuse(h)
+  h.server:call("CONFIG", "SET", "maxmemory", "1")
+  h.refused_until = clock.now() + REFUSAL
+end
+
+local function end_refusal(h)
+  if not h.refused_until or clock.now() < h.refused_until then return end
+  h.server:call("CONFIG", "SET", "maxmemory", "0")
+  h.refused_until = nil
+end
+
 local function is_empty(h, channel)
+  end_refusal(h)
   if delayed(h, channel) > 0 then return false end
   local groups = groups_of(h, channel)
   if #groups == 0 then return call(h, "XLEN", channel) == 0 end
@@ -62,6 +79,7 @@ local function is_empty(h, channel)
 end
 
 local function messages(h, channel)
+  end_refusal(h)
   local left, list = unsettled(h, channel), {}
   for _, message in ipairs(h.broker:messages(channel)) do
     if not left or left[message.position] then list[#list + 1] = message end
@@ -77,7 +95,7 @@ end
 
 local function entry(fields)
   fields.outside = true
-  fields.is_empty, fields.messages, fields.ready = is_empty, messages, ready
+  fields.is_empty, fields.messages, fields.ready, fields.refuse = is_empty, messages, ready, refuse
   return fields
 end
 

@@ -1,5 +1,5 @@
--- What a Redis server can answer instead of doing what it was asked: each has a defined behaviour (docs/brokers/redis.md),
--- and none loses a message.
+-- What a Redis server can answer instead of doing what it was asked: each has a defined behaviour
+-- (docs/brokers/redis.md), and none loses a message.
 local C = require "moonwire.internal.cdef"
 local contract = require("spec.contract.redis").plain
 local harness = require "spec.support.harness"
@@ -80,7 +80,8 @@ describe("redis answers", function()
     for i = 1, 400 do server:call("SET", "key" .. i, ("x"):rep(1000)) end
     server:call "SAVE"
     server:kill "KILL"
-    server.extra = { "--appendonly", "no", "--key-load-delay", "5000", "--loading-process-events-interval-bytes", "1024" }
+    server.extra = { "--appendonly", "no", "--key-load-delay", "5000",
+                     "--loading-process-events-interval-bytes", "1024" }
     server.child = process.spawn { server:arguments(), stdout = server.dir .. "/log", stderr = server.dir .. "/log" }
     local worker = h:start { settings = SETTINGS, handler = DONE }
     h:wait(function() return says(worker, "LOADING") end, 20, "LOADING to be logged")
@@ -220,7 +221,8 @@ describe("redis with sentinels", function()
   local function sentinel(master)
     local dir, port = process.tmpdir(), process.free_port()
     local file = assert(io.open(dir .. "/sentinel.conf", "w"))
-    file:write(("port %d\nbind 127.0.0.1\ndir %s\nsentinel monitor mymaster 127.0.0.1 %d 2\n"):format(port, dir, master.port),
+    file:write(("port %d\nbind 127.0.0.1\ndir %s\n"):format(port, dir),
+      ("sentinel monitor mymaster 127.0.0.1 %d 2\n"):format(master.port),
       "sentinel down-after-milliseconds mymaster 700\nsentinel failover-timeout mymaster 5000\n")
     file:close()
     local child = process.spawn { { "redis-sentinel", dir .. "/sentinel.conf" }, stdout = dir .. "/log",

@@ -134,7 +134,8 @@ describe("redis", function()
     h:publish(messages(math.floor(n / 2)))
     h:wait_for("done", 10, 20)
     proxy:say "stall"
-    h:wait(function() return worker.child:stderr():find("no answer in time", 1, true) end, 20, "the silence to be noticed")
+    local function noticed() return worker.child:stderr():find("no answer in time", 1, true) end
+    h:wait(noticed, 20, "the silence to be noticed")
     h:publish(messages(n, math.floor(n / 2) + 1))
     proxy:say "pass"
     h:wait_settled("in", 40)

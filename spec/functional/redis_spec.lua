@@ -120,8 +120,8 @@ describe("redis", function()
     write '{ body_feild = "data" }'
     local result = moonwire "check"
     assert.equal(78, result.code)
-    assert.matches('moonwire.lua:4: channel "in": unknown field "body_feild"; did you mean "body_field"?', result.stderr,
-      1, true)
+    local expected = 'moonwire.lua:4: channel "in": unknown field "body_feild"; did you mean "body_field"?'
+    assert.matches(expected, result.stderr, 1, true)
     write "{ trim = { cuont = 5 } }"
     assert.matches('unknown field "trim.cuont"; did you mean "count"?', moonwire("check").stderr, 1, true)
     write "{ trim = 5 }"
@@ -130,8 +130,8 @@ describe("redis", function()
 
   it("an address with an unknown option is an error, with the nearest name", function()
     write()
-    local result = process.run { { os.getenv "MOONWIRE_BIN", "run", "--once" }, env = { BROKER_URL = url .. "?timout=3" },
-                                 cwd = dir }
+    local result = process.run { { os.getenv "MOONWIRE_BIN", "run", "--once" }, cwd = dir,
+                                 env = { BROKER_URL = url .. "?timout=3" } }
     assert.equal(69, result.code, result.stderr)
     assert.matches('did you mean "timeout"', result.stderr .. result.stdout, 1, true)
   end)

@@ -1,11 +1,12 @@
-/* resp_fuzz.c - libFuzzer target for the RESP parser. The first bytes of an input choose the depth of the units and how
- * the rest is split; the rest is what the server sends. Whatever it is:
- *   the parser only looks at the bytes it was given (each piece stands alone on the heap, where ASan sees one too many);
- *   what it hands out lies inside of them; split in any way, it says the same as in one piece; what it accepts and is
+/* resp_fuzz.c - libFuzzer target for the RESP parser. The first bytes of an input choose the depth of the
+ * units and how the rest is split; the rest is what the server sends. Whatever it is: the parser only looks
+ * at the bytes it was given (each piece stands alone on the heap, where ASan sees one too many); what it
+ * hands out lies inside of them; split in any way, it says the same as in one piece; what it accepts and is
  *   written again parses to the same.
  *
- * clang -std=gnu11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Iruntime
- *   runtime/base/buf.c runtime/base/error.c runtime/drivers/redis/resp.c spec/fuzz/resp_fuzz.c -o /tmp/resp_fuzz */
+ * clang -std=gnu11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
+ * -Iruntime runtime/base/buf.c runtime/base/error.c runtime/drivers/redis/resp.c spec/fuzz/resp_fuzz.c -o
+ * /tmp/resp_fuzz */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,8 @@ static void unit(void *owner, const mwr_unit *u, bool more) {
         size_t len;
         const char *text = mwr_text(u, n, &len);
         if (n->span == 0 || i + n->span > u->node->span) die("a value that reaches beyond its unit");
-        mw_buf_printf(&h->text, "%d,%u,%u,%lld:", (int)n->type, n->count, n->span, (long long)mwr_number(u, n));
+        mw_buf_printf(&h->text, "%d,%u,%u,%lld:", (int)n->type, n->count, n->span,
+                      (long long)mwr_number(u, n));
         mw_buf_add(&h->text, text, len);
         for (uint32_t k = 0; n->type == MWR_ARRAY && k < n->count && k < 4; k++)
             if (!mwr_child(n, k)) die("a child that is not there");
@@ -79,7 +81,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     bool longer = whole.text.len >= split.text.len;
     heard *a = longer ? &whole : &split, *b = longer ? &split : &whole;
     if (whole.failed == split.failed && a->text.len != b->text.len) die("split, it says something else");
-    if (b->text.len && memcmp(a->text.data, b->text.data, b->text.len) != 0) die("split, it says it differently");
+    if (b->text.len && memcmp(a->text.data, b->text.data, b->text.len) != 0)
+        die("split, it says it differently");
     mw_buf_free(&whole.text);
     mw_buf_free(&split.text);
     return 0;

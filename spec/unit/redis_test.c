@@ -76,19 +76,30 @@ static void test_values(void) {
 }
 
 static void test_units(void) {
-    const char *entries = "*1\r\n*2\r\n$2\r\nin\r\n*3\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n*2\r\n$3\r\n1-2\r\n*0\r\n"
+    const char *entries = "*1\r\n*2\r\n$2\r\nin\r\n*3\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n*"
+                          "2\r\n$3\r\n1-2\r\n*0\r\n"
                           "*2\r\n$3\r\n1-3\r\n*-1\r\n";
     expect(entries, 3, "*2 $1-1 *2 $a $b ; *2 $1-2 *0 ; *2 $1-3 ~ . ");
-    expect("*-1\r\n", 3, "~ . ");                         /* nothing came */
-    expect("-NOGROUP gone\r\n", 3, "-NOGROUP gone . ");   /* or an error */
-    expect("*0\r\n", 1, "*0 . ");                         /* or an empty list */
+    expect("*-1\r\n", 3, "~ . ");                       /* nothing came */
+    expect("-NOGROUP gone\r\n", 3, "-NOGROUP gone . "); /* or an error */
+    expect("*0\r\n", 1, "*0 . ");                       /* or an empty list */
     expect("*2\r\n:1\r\n:2\r\n", 1, ":1 ; :2 . ");
 }
 
 static void test_nonsense(void) {
-    static const char *const BAD[] = {"HTTP/1.1 400\r\n", "$1\r\nab\r\n",   "$-2\r\n",      "*-2\r\n",  "$99999999999\r\n",
-                                      "*99999999999\r\n", ":1x\r\n",        "$\r\n",        ":\r\n",    "+a\rb\r\n",
-                                      "*1000000000\r\n",  "$999999999999999999999\r\n", "%1\r\n"};
+    static const char *const BAD[] = {"HTTP/1.1 400\r\n",
+                                      "$1\r\nab\r\n",
+                                      "$-2\r\n",
+                                      "*-2\r\n",
+                                      "$99999999999\r\n",
+                                      "*99999999999\r\n",
+                                      ":1x\r\n",
+                                      "$\r\n",
+                                      ":\r\n",
+                                      "+a\rb\r\n",
+                                      "*1000000000\r\n",
+                                      "$999999999999999999999\r\n",
+                                      "%1\r\n"};
     for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++)
         for (size_t step = 1; step < 6; step++) {
             wanted_depth = 0;
@@ -193,8 +204,18 @@ static void test_mapping(void) {
     mw_headers h = {0};
     mw_headers_add(&h, "x", 1, "1", 1);
     mw_headers_add(&h, "\xff\0y", 3, "", 0);
-    mw_parts p = {.body = "b\0dy", .body_len = 4, .key = "k", .key_len = 1, .has_key = true, .id = "m1", .id_len = 2,
-                  .type = "text/plain", .type_len = 10, .headers = h.data, .headers_len = h.len, .priority = 9,
+    mw_parts p = {.body = "b\0dy",
+                  .body_len = 4,
+                  .key = "k",
+                  .key_len = 1,
+                  .has_key = true,
+                  .id = "m1",
+                  .id_len = 2,
+                  .type = "text/plain",
+                  .type_len = 10,
+                  .headers = h.data,
+                  .headers_len = h.len,
+                  .priority = 9,
                   .time_ms = 1700000000000};
     for (int i = 0; i < 2; i++) {
         mwr_channel *c = channel_with(i ? "data" : NULL);
@@ -218,7 +239,8 @@ static void test_foreign(void) { /* written by somebody else */
     mw_buf fields = {0};
     mw_parts q;
     mw_header h;
-    static const char *const TEXTS[] = {"data", "{}", "source", "shop", "", "no name", "priority", "77", "time", "soon"};
+    static const char *const TEXTS[] = {"data",    "{}",       "source", "shop", "",
+                                        "no name", "priority", "77",     "time", "soon"};
     for (size_t i = 0; i < 10; i++) mwr_write_text(&fields, TEXTS[i]);
     mw_message *m = read_entry(c, &fields, 10);
     mw_message_parts(m, &q);
@@ -273,9 +295,10 @@ static void test_errors(void) {
     static const struct {
         const char *text;
         bool retryable;
-    } CASES[] = {{"OOM command not allowed", true},  {"READONLY You can't write", true}, {"LOADING Redis is", true},
-                 {"WRONGTYPE Operation", false},     {"ERR syntax error", false},       {"MOVED 1 h:1", true},
-                 {"CROSSSLOT Keys in", false},       {"NOPERM this user", true},        {"MISCONF Redis", true}};
+    } CASES[] = {
+        {"OOM command not allowed", true}, {"READONLY You can't write", true}, {"LOADING Redis is", true},
+        {"WRONGTYPE Operation", false},    {"ERR syntax error", false},        {"MOVED 1 h:1", true},
+        {"CROSSSLOT Keys in", false},      {"NOPERM this user", true},         {"MISCONF Redis", true}};
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         mw_error e;
         mwr_error_of(CASES[i].text, strlen(CASES[i].text), &e);
@@ -285,10 +308,11 @@ static void test_errors(void) {
 }
 
 int main(int argc, char **argv) {
-    static const test TESTS[] = {{"values", test_values},     {"units", test_units},   {"nonsense", test_nonsense},
-                                 {"need", test_need},         {"writing", test_writing}, {"ids", test_ids},
-                                 {"keys", test_keys},         {"mapping", test_mapping}, {"foreign", test_foreign},
-                                 {"urls", test_urls},         {"errors", test_errors}, {NULL, NULL}};
+    static const test TESTS[] = {
+        {"values", test_values}, {"units", test_units},     {"nonsense", test_nonsense},
+        {"need", test_need},     {"writing", test_writing}, {"ids", test_ids},
+        {"keys", test_keys},     {"mapping", test_mapping}, {"foreign", test_foreign},
+        {"urls", test_urls},     {"errors", test_errors},   {NULL, NULL}};
     int result = run_tests(TESTS, argc, argv);
     mw_buf_free(&heard);
     return result;

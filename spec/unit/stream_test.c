@@ -13,6 +13,7 @@
 #include "app/report.h"
 #include "net/fifo.h"
 #include "net/socket.h"
+#include "../fuzz/frames.h"
 #include "stream_owner.h"
 
 #include <lauxlib.h>
@@ -862,6 +863,17 @@ static void test_fifo(void) {
     mw_fifo_free(&f);
 }
 
+/* The helper for parsers' tests, on its own example. */
+static void test_feed(void) {
+    static const char sample[] = "\0\0\0\5hello\0\0\0\0\0\0\0\1x\0\0\0\11wonderful";
+    feed_mutated(&frames_parser, sample, sizeof sample - 1, 20000, 7);
+    uint64_t whole, cut;
+    CHECK(feed_once(&frames_parser, (const uint8_t *)sample, sizeof sample - 1, 0, &whole), "good");
+    CHECK(feed_once(&frames_parser, (const uint8_t *)sample, sizeof sample - 2, 3, &cut) && cut != whole,
+          "less");
+    CHECK(!feed_once(&frames_parser, (const uint8_t *)"\377\377\377\377", 4, 3, &cut), "nonsense");
+}
+
 static void test_report(void) {
     mw_peer peers[2] = {{.name = "reader",
                          .state = "up",
@@ -920,6 +932,7 @@ static const test tests[] = {{"echo", test_echo},
                              {"socket_options", test_socket_options},
                              {"self_connect", test_self_connect},
                              {"fifo", test_fifo},
+                             {"feed", test_feed},
                              {"report", test_report},
                              {0}};
 

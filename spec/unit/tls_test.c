@@ -211,6 +211,28 @@ static void test_stranger_as_client(void) {
     forget_identity(&foreign);
 }
 
+/* Certificates are renewed on disk: the next connection uses them. */
+static void test_renewed_files(void) {
+    tls_peer p;
+    owner o = {.greeting = "hello", .content = true};
+    set_up_tls_peer(&p, CUT, &server);
+    start_tls_peer(&p);
+    save_cert(&stranger, "renewed.pem");
+    mw_stream_options options = options_for(&p);
+    options.tls.ca = file_of("renewed.pem");
+    open_with(&o, options);
+    UNTIL(o.downs == 2);
+    CHECK(has(o.why.text, "unknown authority"), "%s", o.why.text);
+    save_cert(&authority, "renewed.pem");
+    UNTIL(o.ups == 2);
+    FILE *f = fopen(file_of("renewed.pem"), "w"); /* half written: the old one stays */
+    fputs("nothing\n", f);
+    fclose(f);
+    UNTIL(o.ups == 4);
+    end_owner(&o);
+    end_tls_peer(&p);
+}
+
 static void test_files(void) {
     FILE *f = fopen(file_of("nothing.pem"), "w");
     fputs("nothing of use\n", f);
@@ -490,6 +512,7 @@ static const test tests[] = {{"believed", test_believed},
                              {"folder_of_authorities", test_folder_of_authorities},
                              {"our_certificate", test_our_certificate},
                              {"stranger_as_client", test_stranger_as_client},
+                             {"renewed_files", test_renewed_files},
                              {"files", test_files},
                              {"url_options", test_url_options},
                              {"old_versions", test_old_versions},

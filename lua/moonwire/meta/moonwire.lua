@@ -18,6 +18,9 @@ function Connection:channel(name, options) end
 
 ---@class moonwire.ChannelOptions
 ---@field retain? moonwire.Retain keep messages that every group has handled
+---@field body_field? string Redis: the field with the body; default "body"
+---@field trim? { acked?: boolean, count?: integer } Redis: what goes from the stream
+---@field delete? boolean Redis: a message goes with its ack
 
 ---@class moonwire.Retain
 ---@field age? number seconds
@@ -368,7 +371,8 @@ function RedisPipeline:call(name, ...) end
 ---@field hset fun(self: moonwire.redis.Connection, key: string, ...: string|number): integer
 ---@field [string] fun(self: moonwire.redis.Connection, ...: string|number): any
 local RedisConnection = {}
---- Sends a command and waits for its answer: a string, a number, nil, or a list (its length is in `n`). An error is raised.
+--- Sends a command and waits for its answer: a string, a number, nil, or a list (its length is in `n`). An error is
+--- raised.
 ---@param name string
 ---@param ... string|number
 ---@return any
@@ -378,8 +382,8 @@ function RedisConnection:call(name, ...) end
 ---@return any[]
 function RedisConnection:pipeline(fn) end
 
---- A Redis server, for handlers: `redis://[user:password@]host[:port][/db]`, `rediss://`, `redis+unix://`. The same URL is
---- the same connection; nothing is sent before the first command.
+--- A Redis server, for handlers: `redis://[user:password@]host[:port][/db]`, `rediss://`, `redis+unix://`. The same
+--- URL is the same connection; nothing is sent before the first command.
 ---@param url string
 ---@return moonwire.redis.Connection
 function mw.redis(url) end

@@ -1,5 +1,5 @@
---- Answers to the project's Redis commands (mw.redis), given by a spec: a function, or a table of patterns. They queue in
---- C (runtime/drivers/redis/calls.c) and are answered here between two steps of the loop.
+--- Answers to the project's Redis commands (mw.redis), given by a spec: a function, or a table of patterns. They queue
+--- in C (runtime/drivers/redis/calls.c) and are answered here between two steps of the loop.
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 
@@ -24,7 +24,8 @@ end
 
 local function matcher(key)
   local pattern = key:gsub("[%^%$%(%)%%%.%[%]%+%-%?]", "%%%0"):gsub("%*", ".*")
-  return { key = key, whole = "^" .. pattern .. "$", begin = "^" .. pattern .. " ", stars = select(2, key:gsub("%*", "")) }
+  local stars = select(2, key:gsub("%*", ""))
+  return { key = key, whole = "^" .. pattern .. "$", begin = "^" .. pattern .. " ", stars = stars }
 end
 
 local function by_pattern(answers)

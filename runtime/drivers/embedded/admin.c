@@ -64,7 +64,8 @@ static size_t read_entries(mw_conn *c, const mw_browse *b, uint32_t channel, mw_
     MDB_val key = *mwe_key_message(&k, channel, b->after.low + 1);
     size_t count = 0, bytes = 0;
     mw_map due = {0};
-    if (b->after.low == UINT64_MAX || mdb_cursor_open(c->reader, c->store->table[MWE_MESSAGES], &at)) return 0;
+    if (b->after.low == UINT64_MAX || mdb_cursor_open(c->reader, c->store->table[MWE_MESSAGES], &at))
+        return 0;
     read_due(c, channel, &due);
     int rc = mdb_cursor_get(at, &key, &value, MDB_SET_RANGE);
     for (; rc == 0 && count < max && bytes < BYTES_MOST && mwe_has_prefix(&key, range);
@@ -77,7 +78,8 @@ static size_t read_entries(mw_conn *c, const mw_browse *b, uint32_t channel, mw_
         uintptr_t retry = *last ? (uintptr_t)mw_map_get(&due, *last) : 0;
         if (retry) due_ms = (int64_t)retry - 1;
         if (due_ms <= mw_loop_wall_ms(c->loop)) due_ms = 0;
-        out[count++] = (mw_entry){.position = {.low = *last}, .msg = mw_message_new(&parts), .due_ms = due_ms};
+        out[count++] =
+            (mw_entry){.position = {.low = *last}, .msg = mw_message_new(&parts), .due_ms = due_ms};
         bytes += value.mv_size;
     }
     mdb_cursor_close(at);

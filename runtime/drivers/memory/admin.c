@@ -16,7 +16,8 @@ static void note(found *f, mem_item *i, uint64_t after) {
         f->list = realloc(f->list, f->capacity * sizeof *f->list);
         if (!f->list) abort();
     }
-    f->list[f->count++] = (mw_entry){.position = {.low = i->seq}, .msg = i->msg, .due_ms = mem_item_due_ms(i)};
+    f->list[f->count++] =
+        (mw_entry){.position = {.low = i->seq}, .msg = i->msg, .due_ms = mem_item_due_ms(i)};
 }
 
 static void note_list(found *f, const mem_list *l, uint64_t after) {
@@ -62,7 +63,8 @@ static void browse_now(mw_deferred *d) {
     found f = {0};
     uint64_t last = c->next_seq - 1;
     if (!r->browse.newest) {
-        for (mem_group *g = c->log ? c->log : c->groups; g; g = g->next) note_group(&f, g, r->browse.after.low);
+        for (mem_group *g = c->log ? c->log : c->groups; g; g = g->next)
+            note_group(&f, g, r->browse.after.low);
         if (f.count) qsort(f.list, f.count, sizeof *f.list, by_position); /* not of NULL */
         size_t kept = 0; /* the same message stands in several groups */
         for (size_t i = 0; i < f.count; i++)

@@ -1,5 +1,5 @@
-/* admin.c - looking into a stream and taking entries out of it from outside. A position is the entry's id. Delayed
- * messages are not in the stream yet, and not shown. */
+/* admin.c - looking into a stream and taking entries out of it from outside. A position is the entry's id.
+ * Delayed messages are not in the stream yet, and not shown. */
 #include <stdlib.h>
 #include <string.h>
 

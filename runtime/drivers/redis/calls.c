@@ -49,7 +49,8 @@ mw_redis *mw_redis_new(mw_loop *loop, const char *url, mw_error *e) {
     r->loop = loop;
     if (mw_url_parse(&r->url, url, e)) goto fail;
     if (strncmp(r->url.scheme, "redis", 5) != 0) {
-        mw_fail(e, MW_EUSAGE, false, "\"%s:\" is not Redis: redis://, rediss:// or redis+unix:// is", r->url.scheme);
+        mw_fail(e, MW_EUSAGE, false, "\"%s:\" is not Redis: redis://, rediss:// or redis+unix:// is",
+                r->url.scheme);
         goto fail;
     }
     if (mwr_target_from_url(&r->target, &r->url, e)) goto fail;
@@ -84,7 +85,8 @@ static void ignore_lost(void *owner, const mw_error *why) { (void)owner, (void)w
 static bool connect_once(mw_redis *r) {
     static const mwr_client_events EVENTS = {ignore_ready, ignore_lost};
     if (r->client) return true;
-    if (*r->target.sentinel && !r->sentinel && !(r->sentinel = mwr_sentinel_new(r->loop, &r->target, &r->broken)))
+    if (*r->target.sentinel && !r->sentinel &&
+        !(r->sentinel = mwr_sentinel_new(r->loop, &r->target, &r->broken)))
         return false;
     mwr_client_options o = {.target = &r->target, .sentinel = r->sentinel, .name = "moonwire-handlers"};
     return (r->client = mwr_client_open(r->loop, &o, &EVENTS, r, &r->broken)) != NULL;

@@ -1,6 +1,6 @@
-/* calls.h - commands of handlers (mw.redis): a connection per generation and URL, made on first use, shared by all
- * its handlers. A call is one command or several in a row; its replies are kept until Lua has read them. Called by
- * FFI, so nothing here runs Lua. */
+/* calls.h - commands of handlers (mw.redis): a connection per generation and URL, made on first use, shared
+ * by all its handlers. A call is one command or several in a row; its replies are kept until Lua has read
+ * them. Called by FFI, so nothing here runs Lua. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,7 +24,8 @@ mw_redis_call *mw_redis_start_for(struct mw_vm *vm, mw_redis *r, const char *con
 void mw_redis_call_free(mw_redis_call *c); /* before its end it is cancelled: nobody hears of it any more */
 
 const char *mw_redis_call_error(const mw_redis_call *c); /* the connection failed; NULL: it did not */
-/* The values of a reply, parents before children. 's' text, 'e' error, 'i' number, 'n' none, 'a' list of `count`. */
+/* The values of a reply, parents before children. 's' text, 'e' error, 'i' number, 'n' none, 'a' list of
+ * `count`. */
 size_t mw_redis_call_values(const mw_redis_call *c);
 char mw_redis_call_value(const mw_redis_call *c, size_t i, const char **text, size_t *len, double *number);
 
@@ -34,7 +35,8 @@ bool mw_redis_fake_pending(void);
 mw_redis_call *mw_redis_fake_next(void);
 const char *mw_redis_fake_url(const mw_redis_call *c);
 size_t mw_redis_fake_commands(const mw_redis_call *c);
-const char *mw_redis_fake_argument(const mw_redis_call *c, size_t command, size_t i, size_t *len); /* NULL: no more */
+const char *mw_redis_fake_argument(const mw_redis_call *c, size_t command, size_t i,
+                                   size_t *len); /* NULL: no more */
 /* As a server would: replies in Redis' protocol, to all of its commands. */
 void mw_redis_fake_answer(mw_redis_call *c, const char *replies, size_t len, double delay_ms);
 void mw_redis_fake_fail(mw_redis_call *c, const char *text);

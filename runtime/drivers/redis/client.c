@@ -1,5 +1,6 @@
 #include "drivers/redis/client.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,14 +28,16 @@ struct mwr_client {
     mw_stream *stream;
     client_state state;
     mwr_parser parser;
-    mw_buf out;       /* commands that were not handed to the stream yet */
-    size_t begun;     /* where the last one begins in it */
-    pending *ring;    /* of `capacity`, a power of two */
+    mw_buf out;    /* commands that were not handed to the stream yet */
+    size_t begun;  /* where the last one begins in it */
+    pending *ring; /* of `capacity`, a power of two */
     uint32_t first, count, capacity, sent;
     uint8_t steps[8 + MWR_SCRIPTS];
     int step_count, step_at;
     bool rejected; /* the greeting failed: the answers that follow are nobody's */
     int64_t id;
+    uint64_t heard;          /* real ms: the last reply */
+    char why[MW_ERROR_TEXT]; /* it is not ready */
     mw_timer check;
     bool inside, closed; /* freed when the parser lets go of it */
 };
@@ -45,9 +48,9 @@ static const struct {
     const char *prefix;
     bool retryable;
 } ERRORS[] = {
-    {"LOADING", true},     {"READONLY", true},   {"MOVED", true},     {"ASK", true},     {"TRYAGAIN", true},
-    {"CLUSTERDOWN", true}, {"MASTERDOWN", true}, {"OOM", true},       {"BUSY", true},    {"NOSCRIPT", true},
-    {"NOREPLICAS", true},  {"MISCONF", true},    {"UNBLOCKED", true}, {"NOPERM", true},  {"NOAUTH", true},
+    {"LOADING", true},     {"READONLY", true},   {"MOVED", true},      {"ASK", true},    {"TRYAGAIN", true},
+    {"CLUSTERDOWN", true}, {"MASTERDOWN", true}, {"OOM", true},        {"BUSY", true},   {"NOSCRIPT", true},
+    {"NOREPLICAS", true},  {"MISCONF", true},    {"UNBLOCKED", true},  {"NOPERM", true}, {"NOAUTH", true},
     {"NOGROUP", true},     {"WRONGPASS", true},  {"UNKILLABLE", true},
 };
 
@@ -58,7 +61,8 @@ void mwr_error_of(const char *text, size_t len, mw_error *e) {
         if (len >= n && memcmp(text, ERRORS[i].prefix, n) == 0) retryable = ERRORS[i].retryable;
     }
     if (len >= 10 && memcmp(text, "ERR Server", 10) == 0) retryable = true; /* shutting down */
-    mw_fail(e, retryable ? MW_ECLOSED : MW_EUSAGE, retryable, "redis: %.*s", (int)(len < 300 ? len : 300), text);
+    mw_fail(e, retryable ? MW_ECLOSED : MW_EUSAGE, retryable, "redis: %.*s", (int)(len < 300 ? len : 300),
+            text);
 }
 
 static bool begins(const mwr_unit *u, const char *prefix) {
@@ -100,7 +104,8 @@ static void fail_first(mwr_client *c, const mw_error *why) {
 /* ---- commands ---- */
 
 static void end_begun(mwr_client *c) { /* notes what the last command took; twice is once */
-    if (c->count > c->sent && c->out.len > c->begun) at(c, c->count - 1)->bytes = (uint32_t)(c->out.len - c->begun);
+    if (c->count > c->sent && c->out.len > c->begun)
+        at(c, c->count - 1)->bytes = (uint32_t)(c->out.len - c->begun);
 }
 
 mw_buf *mwr_command_within(mwr_client *c, size_t arguments, mwr_on_reply *reply, void *cookie, int depth,
@@ -135,9 +140,11 @@ void mwr_flush(mwr_client *c) {
 static void expire_unsent(mwr_client *c, uint64_t now) {
     mw_error e;
     size_t gone = 0;
-    mw_fail(&e, MW_ECLOSED, true, "redis: not connected to %s", c->o.target->hosts);
+    mw_fail(&e, MW_ECLOSED, true, "redis: not connected to %.150s%s%.200s", c->o.target->hosts,
+            *c->why ? ": " : "", c->why);
     end_begun(c);
-    while (c->count && !c->closed && (c->o.impatient || at(c, 0)->deadline <= now || c->out.len - gone > BACKLOG_MAX)) {
+    while (c->count && !c->closed &&
+           (c->o.impatient || at(c, 0)->deadline <= now || c->out.len - gone > BACKLOG_MAX)) {
         gone += at(c, 0)->bytes;
         fail_first(c, &e);
         end_begun(c); /* the answer may have asked for something else */
@@ -153,7 +160,8 @@ static void check(mw_timer *t) {
     uint64_t now = mw_loop_real_ms(c->loop);
     mw_timer_start_real(c->loop, t, CHECK_MS, check);
     if (c->state == READY) {
-        if (!c->count || at(c, 0)->deadline > now) return;
+        bool silent = now - c->heard >= (uint64_t)c->o.target->timeout_ms; /* a long queue is no silence */
+        if (!c->count || at(c, 0)->deadline > now || !silent) return;
         mw_error e;
         mw_fail(&e, MW_ECLOSED, true, "redis: no answer in time");
         mw_stream_fail(c->stream, &e);
@@ -270,7 +278,8 @@ static void look_at_error(mwr_client *c, const mwr_unit *u, const mw_error *e) {
             mwr_client_redirect(c, hosts);
         }
         mw_stream_fail(c->stream, e);
-    } else if (begins(u, "READONLY") || begins(u, "MASTERDOWN") || begins(u, "NOAUTH") || begins(u, "NOSCRIPT")) {
+    } else if (begins(u, "READONLY") || begins(u, "MASTERDOWN") || begins(u, "NOAUTH") ||
+               begins(u, "NOSCRIPT")) {
         mw_stream_fail(c->stream, e); /* a new connection finds the master, logs in, loads the scripts */
     }
 }
@@ -288,6 +297,7 @@ static void unit(void *owner, const mwr_unit *u, bool more) {
         mw_stream_fail(c->stream, &e);
         return;
     }
+    c->heard = mw_loop_real_ms(c->loop);
     pending p = more ? *at(c, 0) : pop(c);
     mw_error e;
     bool failed = u->node->type == MWR_ERROR && !more;
@@ -326,6 +336,7 @@ static void down(void *owner, const mw_error *why) {
     mwr_client *c = owner;
     end_begun(c);
     c->state = LOGGED_OUT;
+    snprintf(c->why, sizeof c->why, "%s", why->text);
     c->inside = true;
     for (uint32_t n = c->sent; n && c->sent && !c->closed; n--) fail_first(c, why);
     if (!c->closed) c->events.lost(c->owner, why);

@@ -1,6 +1,6 @@
-/* client.h - one connection to a Redis server: logs in, sends commands in a pipeline, and gives each reply to who
- * asked. It stays, and connects again by itself: what was sent and not answered when the connection broke is
- * answered with an error, what was not sent yet waits for the next one, up to its time. Loop's thread. */
+/* client.h - one connection to a Redis server: logs in, sends commands in a pipeline, and gives each reply to
+ * who asked. It stays, and connects again by itself: what was sent and not answered when the connection broke
+ * is answered with an error, what was not sent yet waits for the next one, up to its time. Loop's thread. */
 #pragma once
 #include "base/loop.h"
 #include "base/url.h"
@@ -13,7 +13,7 @@ typedef struct mwr_sentinel mwr_sentinel;
 typedef struct mwr_target { /* where to, and as whom; made from a URL, whose texts it uses */
     char *hosts;            /* as mw_stream_options.hosts */
     const char *user, *password;
-    const char *sentinel;   /* the name of the master, when the hosts are sentinels */
+    const char *sentinel; /* the name of the master, when the hosts are sentinels */
     const char *sentinel_user, *sentinel_password;
     const char *consumer;   /* instead of the host's name */
     int64_t db, timeout_ms; /* timeout: of a command */
@@ -23,8 +23,8 @@ typedef struct mwr_target { /* where to, and as whom; made from a URL, whose tex
 int mwr_target_from_url(mwr_target *t, const mw_url *u, mw_error *e);
 void mwr_target_free(mwr_target *t);
 
-/* The reply to a command. e: it failed; then u is the server's error, or NULL when there was none. A reply that
- * was asked for in units comes in several calls, all but the last with `more`. */
+/* The reply to a command. e: it failed; then u is the server's error, or NULL when there was none. A reply
+ * that was asked for in units comes in several calls, all but the last with `more`. */
 typedef void mwr_on_reply(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e);
 
 typedef struct mwr_client_events {
@@ -39,23 +39,23 @@ typedef struct mwr_client_options {
     int port;                 /* where the URL names none */
     bool scripts;             /* load them */
     bool any_role;            /* a replica will do */
-    bool impatient; /* answers commands at once while it is not ready, instead of keeping them */
+    bool impatient;           /* answers commands at once while it is not ready, instead of keeping them */
 } mwr_client_options;
 
 mwr_client *mwr_client_open(mw_loop *loop, const mwr_client_options *o, const mwr_client_events *events,
                             void *owner, mw_error *e);
 void mwr_client_close(mwr_client *c); /* what was not answered fails; NULL is fine */
 
-/* Begins a command of so many arguments, which the caller writes into what it returns. `depth`: how deep the units
- * of its reply lie. */
+/* Begins a command of so many arguments, which the caller writes into what it returns. `depth`: how deep the
+ * units of its reply lie. */
 mw_buf *mwr_command(mwr_client *c, size_t arguments, mwr_on_reply *reply, void *cookie, int depth);
 mw_buf *mwr_command_within(mwr_client *c, size_t arguments, mwr_on_reply *reply, void *cookie, int depth,
                            int64_t timeout_ms);
 void mwr_flush(mwr_client *c); /* what was written since: it leaves at the end of the turn */
 
 bool mwr_client_ready(const mwr_client *c);
-int64_t mwr_client_id(const mwr_client *c); /* the server's number for this connection */
-size_t mwr_client_waiting(const mwr_client *c); /* commands not answered */
+int64_t mwr_client_id(const mwr_client *c);               /* the server's number for this connection */
+size_t mwr_client_waiting(const mwr_client *c);           /* commands not answered */
 void mwr_client_drop(mwr_client *c, const mw_error *why); /* as if the connection were lost */
 void mwr_client_redirect(mwr_client *c, const char *hosts);
 mw_stream *mwr_client_stream(const mwr_client *c); /* NULL while a sentinel has not said where to */

@@ -1,7 +1,8 @@
-/* crumbs.c - which entries handlers have begun, in a small file in shared memory that outlives the process. When it
- * dies, whoever takes its entries on the same machine finds there which of them it was working on: for those the
- * attempt counts, for those that merely waited it does not. Beginning a message costs two stores. On another
- * machine the file is not seen; there the marks of settle.c tell of handlers that ran for a while. */
+/* crumbs.c - which entries handlers have begun, in a small file in shared memory that outlives the process.
+ * When it dies, whoever takes its entries on the same machine finds there which of them it was working on:
+ * for those the attempt counts, for those that merely waited it does not. Beginning a message costs two
+ * stores. On another machine the file is not seen; there the marks of settle.c tell of handlers that ran for
+ * a while. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -11,11 +12,12 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "drivers/redis/redis.h"
 
-enum { PLACES = 8192, PATH_MOST = 512 };
+enum { PLACES = 8192, PATH_MOST = 512, OLD_S = 86400 };
 #define SIZE (PLACES * sizeof(mwr_id))
 
 struct mwr_crumbs {
@@ -43,7 +45,8 @@ static const char *folder(void) {
 /* The files of one stream and group begin alike; the process makes the rest. */
 static void prefix_of(const mw_sub *s, char out[32]) {
     mw_buf name = {0};
-    mw_buf_printf(&name, "%s/%lld/%s", s->conn->target.hosts, (long long)s->conn->target.db, s->channel->name);
+    mw_buf_printf(&name, "%s/%lld/%s", s->conn->target.hosts, (long long)s->conn->target.db,
+                  s->channel->name);
     mw_buf_add(&name, "\0", 1);
     mw_buf_puts(&name, s->group);
     snprintf(out, 32, "redis-%016llx-", (unsigned long long)mw_hash64(name.data, name.len));
@@ -55,6 +58,21 @@ static mwr_id *map(int fd) {
     return at == MAP_FAILED ? NULL : at;
 }
 
+/* Files of groups that nobody came back to. */
+static void sweep(const char *in) {
+    DIR *d = opendir(in);
+    struct stat st;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (strncmp(e->d_name, "redis-", 6) != 0 || fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW))
+            continue;
+        if (st.st_mtime > time(NULL) - OLD_S) continue;
+        int fd = openat(dirfd(d), e->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) unlinkat(dirfd(d), e->d_name, 0);
+        if (fd >= 0) close(fd);
+    }
+    if (d) closedir(d);
+}
+
 /* ---- our own ---- */
 
 mwr_crumbs *mwr_crumbs_open(mw_sub *s) {
@@ -62,11 +80,13 @@ mwr_crumbs *mwr_crumbs_open(mw_sub *s) {
     char prefix[32];
     static unsigned count;
     if (!in) return NULL;
+    sweep(in);
     mwr_crumbs *c = mwr_alloc(sizeof *c);
     prefix_of(s, prefix);
     snprintf(c->path, sizeof c->path, "%s/%s%d.%u", in, prefix, (int)getpid(), count++);
     c->fd = open(c->path, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (c->fd >= 0 && flock(c->fd, LOCK_EX | LOCK_NB) == 0 && ftruncate(c->fd, SIZE) == 0 && (c->places = map(c->fd)))
+    if (c->fd >= 0 && flock(c->fd, LOCK_EX | LOCK_NB) == 0 && ftruncate(c->fd, SIZE) == 0 &&
+        (c->places = map(c->fd)))
         return c;
     if (c->fd >= 0) close(c->fd);
     free(c);

@@ -2,13 +2,15 @@
  *   body      the body, under this name or the channel's body_field
  *   id, key, type, time (ms since 1970), priority     where they say something
  *   h:NAME    a header
- * Entries of other programs have other fields: those become headers under their own names, and what is missing
- * comes from the entry's id. */
+ * Entries of other programs have other fields: those become headers under their own names, and what is
+ * missing comes from the entry's id. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/uuid.h"
 #include "drivers/redis/redis.h"
+
+enum { TEXT_MAX = 512 << 20, HEADERS_MOST = 1000 }; /* a script can pass on about 8,000 arguments */
 
 /* ---- ids ---- */
 
@@ -133,7 +135,8 @@ static uint32_t header_count(const mw_parts *p) {
 }
 
 size_t mwr_entry_count(const mw_parts *p) {
-    return 2 * (3 + (size_t)p->has_key + (p->type_len > 0) + (p->priority != MW_PRIORITY_DEFAULT) + header_count(p));
+    return 2 * (3 + (size_t)p->has_key + (p->type_len > 0) + (p->priority != MW_PRIORITY_DEFAULT) +
+                header_count(p));
 }
 
 static void field(mw_buf *b, const char *name, const char *value, size_t len) {
@@ -147,7 +150,8 @@ void mwr_entry_write(mw_buf *b, const mwr_channel *c, const mw_parts *p) {
     field(b, "time", number, mwr_print_number(number, p->time_ms > 0 ? (uint64_t)p->time_ms : 0));
     if (p->has_key) field(b, "key", p->key, p->key_len);
     if (p->type_len) field(b, "type", p->type, p->type_len);
-    if (p->priority != MW_PRIORITY_DEFAULT) field(b, "priority", number, mwr_print_number(number, p->priority));
+    if (p->priority != MW_PRIORITY_DEFAULT)
+        field(b, "priority", number, mwr_print_number(number, p->priority));
     size_t at = 0;
     for (mw_header h; mw_headers_next(p->headers, p->headers_len, &at, &h);) {
         char name[MW_HEADER_NAME_MAX + 2] = "h:";
@@ -158,7 +162,16 @@ void mwr_entry_write(mw_buf *b, const mwr_channel *c, const mw_parts *p) {
     field(b, c->body_field ? c->body_field : "body", p->body, p->body_len);
 }
 
-/* ---- as arguments of a script; a delayed one begins with a number of its own, for the set keeps no twins ---- */
+int mwr_publication_check(const mw_publication *p, mw_error *e) {
+    mw_parts parts;
+    mw_message_parts(p->msg, &parts);
+    if (parts.body_len <= TEXT_MAX && header_count(&parts) <= HEADERS_MOST) return 0;
+    return mw_fail(e, MW_EUSAGE, false, "redis takes bodies of up to 512 MB and up to %d headers",
+                   HEADERS_MOST);
+}
+
+/* ---- as arguments of a script; a delayed one begins with a number of its own, for the set keeps no twins
+ * ---- */
 
 size_t mwr_publication_count(const mw_publication *p) {
     mw_parts parts;

@@ -1,6 +1,6 @@
-/* group.c - being a member of a consumer group: the tick. In every tick a subscription renews its membership, leads
- * or tries to, moves delayed messages that are due, and learns how the group stands. From the answer it sees what
- * it may do; see redis.h for who may. */
+/* group.c - being a member of a consumer group: the tick. In every tick a subscription renews its membership,
+ * leads or tries to, moves delayed messages that are due, and learns how the group stands. From the answer it
+ * sees what it may do; see redis.h for who may. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,7 +18,8 @@ enum { TICK_MS = 500, TICK_LEAST_MS = 50, TAKEN_MAX = 1000 };
 
 /* ---- who we are ---- */
 
-/* A process is known by machine, number and start: one of this machine that is gone need not be waited for. */
+/* A process is known by machine, number and start: one of this machine that is gone need not be waited for.
+ */
 static uint64_t machine(void) {
     static uint64_t id;
     if (id) return id;
@@ -27,7 +28,8 @@ static uint64_t machine(void) {
     size_t n = f ? fread(text, 1, 64, f) : 0;
     if (f) fclose(f);
     struct stat st;
-    if (stat("/proc/self/ns/pid", &st) == 0) n += (size_t)snprintf(text + n, 32, ":%lu", (unsigned long)st.st_ino);
+    if (stat("/proc/self/ns/pid", &st) == 0)
+        n += (size_t)snprintf(text + n, 32, ":%lu", (unsigned long)st.st_ino);
     if (!n) n = (size_t)snprintf(text, sizeof text, "%016llx", (unsigned long long)mw_random64());
     return id = mw_hash64(text, n);
 }
@@ -40,7 +42,8 @@ static unsigned long long started(int pid) { /* 0: it is gone */
     size_t n = fread(text, 1, sizeof text - 1, f);
     fclose(f);
     text[n] = 0;
-    char *at = strrchr(text, ')'); /* behind the name, which may hold anything: state is field 3, the start 22 */
+    char *at =
+        strrchr(text, ')'); /* behind the name, which may hold anything: state is field 3, the start 22 */
     if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X') return 0;
     for (int field = 3; field < 22 && at; field++) at = strchr(at + 2, ' ') ? strchr(at + 2, ' ') - 1 : NULL;
     return at ? strtoull(at + 2, NULL, 10) : 0;
@@ -58,7 +61,8 @@ static void set_names(mw_sub *s) {
     const char *given = s->conn->target.consumer;
     gethostname(host, sizeof host - 1);
     int slot = mw_ledger_slot();
-    int n = snprintf(s->consumer, sizeof s->consumer, "%.120s-%d", *given ? given : host, slot < 0 ? 0 : slot);
+    int n =
+        snprintf(s->consumer, sizeof s->consumer, "%.120s-%d", *given ? given : host, slot < 0 ? 0 : slot);
     if (s->name_tries) snprintf(s->consumer + n, sizeof s->consumer - (size_t)n, ".%u", s->name_tries + 1);
     if (s->ordered)
         snprintf(s->row, sizeof s->row, "lead");
@@ -68,13 +72,14 @@ static void set_names(mw_sub *s) {
 
 static void set_token(mw_sub *s) {
     int pid = getpid();
-    snprintf(s->token, sizeof s->token, "%016llx:%d:%llu:%016llx", (unsigned long long)machine(), pid, started(pid),
-             (unsigned long long)mw_random64());
+    snprintf(s->token, sizeof s->token, "%016llx:%d:%llu:%016llx", (unsigned long long)machine(), pid,
+             started(pid), (unsigned long long)mw_random64());
 }
 
 /* ---- scripts of a group ---- */
 
-mw_buf *mwr_group_script(mw_sub *s, mwr_script script, size_t more, mwr_on_reply *reply, void *cookie, int depth) {
+mw_buf *mwr_group_script(mw_sub *s, mwr_script script, size_t more, mwr_on_reply *reply, void *cookie,
+                         int depth) {
     mw_buf *b = mwr_command(s->conn->client, 12 + more, reply, cookie, depth);
     mwr_write_text(b, "EVALSHA");
     mwr_write(b, mwr_script_sha(script), 40);
@@ -144,7 +149,8 @@ static int64_t tick_every(const mw_sub *s) {
     return ms > TICK_MS ? TICK_MS : ms < TICK_LEAST_MS ? TICK_LEAST_MS : ms;
 }
 
-/* Tokens on record whose process is gone from this machine. true: there is one that the server was not told of. */
+/* Tokens on record whose process is gone from this machine. true: there is one that the server was not told
+ * of. */
 static bool find_dead(mw_sub *s, const mwr_unit *u, const mwr_node *record) {
     bool found = false;
     size_t before = s->dead.len;
@@ -156,7 +162,8 @@ static bool find_dead(mw_sub *s, const mwr_unit *u, const mwr_node *record) {
         const mwr_node *value = n + n->span;
         const char *text = mwr_text(u, value, &len);
         n = value + value->span;
-        bool member = (name_len > 2 && memcmp(name, "m:", 2) == 0) || (name_len == 4 && memcmp(name, "lead", 4) == 0);
+        bool member =
+            (name_len > 2 && memcmp(name, "m:", 2) == 0) || (name_len == 4 && memcmp(name, "lead", 4) == 0);
         char token[sizeof s->token];
         if (!member || len >= sizeof token) continue;
         memcpy(token, text, len);
@@ -185,14 +192,15 @@ static void read_depth(mw_sub *s, const mwr_unit *u, const mwr_node *r) {
                           .known = ready >= 0};
     s->depth_at = mw_loop_real_ms(s->conn->loop);
     if (retry_due) mwr_due_at(s, retry_due > now ? retry_due - now : 0);
-    if (delayed_due && delayed_due - now < tick_every(s)) tick_in(s, delayed_due > now ? delayed_due - now : 0);
+    if (delayed_due && delayed_due - now < tick_every(s))
+        tick_in(s, delayed_due > now ? delayed_due - now : 0);
 }
 
 static void killed(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
-    (void)owner, (void)u, (void)more;
+    (void)owner, (void)more;
     mw_sub *s = cookie;
     if (s->conn->closing || s->state != MWR_RECOVERING) return;
-    if (e && !e->retryable && strstr(e->text, "No such client") == NULL) {
+    if (e && u && strstr(e->text, "No such client") == NULL) {
         mw_log_begin(MW_WARN, "cannot end the reader of the former leader");
         mw_log_text("error", e->text);
         mw_log_end();
@@ -243,6 +251,19 @@ static void became(mw_sub *s, const mwr_unit *u, const mwr_node *r, int64_t read
         mwr_recover(s); /* there are entries of somebody who is gone */
 }
 
+/* Somebody has our name: our predecessor, who is gone, or a process beside us. */
+static void other_name(mw_sub *s, const mwr_unit *u, const mwr_node *owner) {
+    char token[sizeof s->token];
+    size_t len;
+    const char *text = mwr_text(u, owner, &len);
+    snprintf(token, sizeof token, "%.*s", (int)len, text);
+    s->dead.len = 0;
+    if (is_dead(token))
+        mw_buf_add(&s->dead, token, strlen(token) + 1);
+    else if (s->name_tries++ < TAKEN_MAX)
+        set_names(s);
+}
+
 static void ticked(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
     (void)owner, (void)more;
     mw_sub *s = ((void **)cookie)[0];
@@ -261,7 +282,7 @@ static void ticked(void *owner, void *cookie, const mwr_unit *u, bool more, cons
     if (mwr_is(u, state, "nogroup")) {
         mwr_group_make(s);
     } else if (mwr_is(u, state, "taken")) {
-        if (s->name_tries++ < TAKEN_MAX) set_names(s);
+        other_name(s, u, mwr_child(r, 2));
         tick_in(s, 0);
     } else {
         if (!s->crumbs) s->crumbs = mwr_crumbs_open(s);
@@ -289,7 +310,8 @@ static void tick(mw_timer *t) {
     mwr_write_number(b, reader);
     mwr_write_text(b, s->channel->trim_acked || s->channel->delete_acked ? "1" : "0");
     mwr_write_number(b, (int64_t)s->channel->trim_count);
-    for (size_t i = 0; i < s->dead.len; i += strlen(s->dead.data + i) + 1) mwr_write_text(b, s->dead.data + i);
+    for (size_t i = 0; i < s->dead.len; i += strlen(s->dead.data + i) + 1)
+        mwr_write_text(b, s->dead.data + i);
     mwr_flush(c->client);
 }
 
@@ -362,8 +384,8 @@ static void left(void *owner, void *cookie, const mwr_unit *u, bool more, const 
     c->host->closed(source);
 }
 
-/* Whoever comes next need not wait for the lease. It is no matter when the server does not hear of it. Replies come
- * in order: when this one does, nobody uses s any more. */
+/* Whoever comes next need not wait for the lease. It is no matter when the server does not hear of it.
+ * Replies come in order: when this one does, nobody uses s any more. */
 void mwr_unsubscribe(mw_sub *s) {
     s->state = MWR_LEAVING;
     mw_timer_stop(&s->tick);

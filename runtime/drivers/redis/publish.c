@@ -1,5 +1,6 @@
-/* publish.c - publishing: XADD, in a pipeline; delayed messages stand in a sorted set until a member of any group
- * of the stream moves them. And dedupe records: a key each, with a token while it is claimed and "done" after. */
+/* publish.c - publishing: XADD, in a pipeline; delayed messages stand in a sorted set until a member of any
+ * group of the stream moves them. And dedupe records: a key each, with a token while it is claimed and "done"
+ * after. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +27,8 @@ static void add_now(mw_conn *c, const mw_publication *p, const mwr_channel *chan
     mwr_entry_write(b, channel, parts);
 }
 
-static void add_later(mw_conn *c, const mw_publication *p, const mwr_channel *channel, const mw_parts *parts) {
+static void add_later(mw_conn *c, const mw_publication *p, const mwr_channel *channel,
+                      const mw_parts *parts) {
     char *key = mwr_key_beside(p->channel, "delayed", "");
     mw_buf *b = mwr_command(c->client, 6 + mwr_entry_count(parts), published, p->cookie, 0);
     mwr_write_text(b, "EVALSHA");
@@ -42,6 +44,11 @@ static void add_later(mw_conn *c, const mw_publication *p, const mwr_channel *ch
 void mwr_publish(mw_conn *c, const mw_publication *list, size_t count) {
     for (size_t i = 0; i < count; i++) {
         mw_parts parts;
+        mw_error e;
+        if (mwr_publication_check(&list[i], &e)) {
+            mwr_answer_later(c, NULL, list[i].cookie, &e);
+            continue;
+        }
         mw_message_parts(list[i].msg, &parts);
         mwr_channel *channel = mwr_channel_of(c, list[i].channel);
         if (list[i].delay_ms > 0)

@@ -1,6 +1,6 @@
 /* read.c - new entries: one XREADGROUP at a time on a connection of its own, which waits at the server for a
- * bounded time. Entries become messages where they were received, with one copy. Also the flights, that is what the
- * core has of us. */
+ * bounded time. Entries become messages where they were received, with one copy. Also the flights, that is
+ * what the core has of us. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,7 +100,7 @@ static void read_again(mw_timer *t) { mwr_read(mw_container_of(t, mw_sub, reread
 static void entry(mw_sub *s, const mwr_unit *u) {
     size_t len;
     const mwr_node *n = u->node, *fields = mwr_child(n, 1);
-    const char *text = mwr_text(u, n + 1, &len);
+    const char *text = mwr_text(u, mwr_child(n, 0), &len);
     mwr_id id;
     if (!fields || !mwr_id_read(text, len, &id)) return;
     uint64_t tag;
@@ -148,8 +148,7 @@ void mwr_read(mw_sub *s) {
     if (n > fit) n = fit;
     if (n > COUNT_MOST) n = COUNT_MOST;
     s->reading = true;
-    mw_buf *b =
-        mwr_command_within(s->reader, 11, read_reply, NULL, 3, BLOCK_MS + s->conn->target.timeout_ms);
+    mw_buf *b = mwr_command_within(s->reader, 11, read_reply, NULL, 3, BLOCK_MS + s->conn->target.timeout_ms);
     mwr_write_text(b, "XREADGROUP");
     mwr_write_text(b, "GROUP");
     mwr_write_text(b, s->group);
@@ -172,7 +171,8 @@ static void lost(void *owner, const mw_error *why) {
     mw_sub *s = owner;
     (void)why;
     mw_incoming *in = (mw_incoming *)(void *)s->batch.data;
-    for (size_t i = 0; i < s->batch.len / sizeof *in; i++) { /* half a reply; it is pending, and comes again */
+    for (size_t i = 0; i < s->batch.len / sizeof *in;
+         i++) { /* half a reply; it is pending, and comes again */
         mwr_flight *f = mwr_flight_of(s, in[i].tag);
         if (f) mwr_flight_end(s, f);
         mw_message_unref(in[i].msg);

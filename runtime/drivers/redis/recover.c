@@ -1,7 +1,8 @@
-/* recover.c - entries that were handed out before and not acked. When a subscription begins to read, and when its
- * connection broke, it takes what is pending under its own name and under names whose process is gone: first a list
- * of ids, page by page, without those in flight, then the entries themselves, as far as there is room. While it
- * reads, what others left behind is taken in the same way. Retries that are due are claimed by whoever looks. */
+/* recover.c - entries that were handed out before and not acked. When a subscription begins to read, and when
+ * its connection broke, it takes what is pending under its own name and under names whose process is gone:
+ * first a list of ids, page by page, without those in flight, then the entries themselves, as far as there is
+ * room. While it reads, what others left behind is taken in the same way. Retries that are due are claimed by
+ * whoever looks. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,7 +64,8 @@ static asked *ask(mw_sub *s) {
     return a;
 }
 
-/* An answer for nobody: the recovery it belongs to was given up. What it claimed stays pending, and is found. */
+/* An answer for nobody: the recovery it belongs to was given up. What it claimed stays pending, and is found.
+ */
 static bool stale(const asked *a) {
     return a->s->conn->closing || a->s->state == MWR_LEAVING || a->recovery != a->s->recovery;
 }
@@ -88,7 +90,8 @@ static void taken(void *owner, void *cookie, const mwr_unit *u, bool more, const
     if (!useless && !e && u->node->type == MWR_ARRAY && u->node->count) taken_one(s, u);
     if (more) return;
     const mwr_id *begun = (const mwr_id *)(const void *)a->begun.data;
-    for (size_t i = 0; !e && !s->conn->closing && i < a->begun.len / sizeof *begun; i++) mwr_crumbs_forget(s, begun[i]);
+    for (size_t i = 0; !e && !s->conn->closing && i < a->begun.len / sizeof *begun; i++)
+        mwr_crumbs_forget(s, begun[i]);
     mw_buf_free(&a->begun);
     free(a);
     if (useless) return;

@@ -93,7 +93,8 @@ static void lost(void *owner, const mw_error *why) {
     }
 }
 
-static mw_conn *redis_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host, mw_error *e) {
+static mw_conn *redis_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host,
+                           mw_error *e) {
     static const mwr_client_events EVENTS = {ready, lost};
     mw_conn *c = mwr_alloc(sizeof *c);
     *c = (mw_conn){.loop = loop, .link = link, .host = host};

@@ -1,13 +1,14 @@
 /* redis.h - what the files of the Redis Streams driver share.
  *
- * A channel is a stream, under its name as it is; a pipeline's group is a consumer group. Each connection has one
- * client for commands, and one reader per subscription, which is all that blocks. Beside the stream stand a few
- * keys of ours (keys.c). Everything belongs to the loop's thread.
+ * A channel is a stream, under its name as it is; a pipeline's group is a consumer group. Each connection has
+ * one client for commands, and one reader per subscription, which is all that blocks. Beside the stream stand
+ * a few keys of ours (keys.c). Everything belongs to the loop's thread.
  *
- * Who may act. Every process is a member of the group, under a name and with a token of its own, and renews that
- * in every tick. With order = "none" all members read. With order = "key" and "source" one of them leads and reads,
- * the others stand by: Redis hands entries to whoever asks, so two readers would mix the keys. Every settlement
- * names the token, and is refused by the server when it is not the one on record: that is the fence. */
+ * Who may act. Every process is a member of the group, under a name and with a token of its own, and renews
+ * that in every tick. With order = "none" all members read. With order = "key" and "source" one of them leads
+ * and reads, the others stand by: Redis hands entries to whoever asks, so two readers would mix the keys.
+ * Every settlement names the token, and is refused by the server when it is not the one on record: that is
+ * the fence. */
 #pragma once
 #include <stdlib.h>
 
@@ -45,10 +46,10 @@ struct mw_conn {
     mwr_client *client;
     mwr_channel *channels;
     mw_sub *subs;
-    char token[24];  /* of its dedupe claims */
-    bool up, said;   /* what the host was told */
+    char token[24]; /* of its dedupe claims */
+    bool up, said;  /* what the host was told */
     char trouble[MW_ERROR_TEXT];
-    mw_buf later;    /* of mwr_answer: answers that were known at once */
+    mw_buf later; /* of mwr_answer: answers that were known at once */
     mw_deferred answering;
     bool closing;
 };
@@ -66,15 +67,16 @@ typedef struct mwr_flight { /* delivered and not settled; the tag is its place a
     uint32_t tries; /* begun so far, as the server knows */
     uint32_t attempt;
     uint32_t next_free;
-    uint64_t since; /* real ms: delivered, or last claimed again */
-    bool noted;     /* there is a row in tries */
-    bool begun;     /* a handler has it */
+    uint64_t since;    /* real ms: delivered, or last claimed again */
+    bool noted;        /* there is a row in tries */
+    bool begun;        /* a handler has it */
     bool seen, marked; /* since the last tick; the server knows */
     bool settling;
 } mwr_flight;
 
-/* The way of a subscription: its reader connects, the group is made, a tick makes it a member; when it may read, it
- * first takes what is pending, then reads what is new. A lost connection begins again where that is needed. */
+/* The way of a subscription: its reader connects, the group is made, a tick makes it a member; when it may
+ * read, it first takes what is pending, then reads what is new. A lost connection begins again where that is
+ * needed. */
 typedef enum { MWR_JOINING, MWR_STANDBY, MWR_RECOVERING, MWR_READING, MWR_LEAVING } mwr_sub_state;
 
 struct mw_sub {
@@ -94,7 +96,7 @@ struct mw_sub {
     bool ticking, reading, grouping;
     bool refused; /* something was refused: said in the log */
     mw_timer tick, due, reread;
-    mw_buf dead;          /* tokens of processes that are gone, NUL-terminated each */
+    mw_buf dead; /* tokens of processes that are gone, NUL-terminated each */
 
     mwr_flight *flights;
     uint32_t flight_count, flight_capacity, free_flight, round;
@@ -128,7 +130,9 @@ void mwr_answer_later(mw_conn *c, mw_source *s, void *cookie, const mw_error *e)
 /* keys.c */
 char *mwr_key_beside(const char *stream, const char *what, const char *group); /* group: "" for none */
 
-/* entry.c: a message as fields */
+/* entry.c: a message as fields. What a server does not take at all ends the connection: it is refused before.
+ */
+int mwr_publication_check(const mw_publication *p, mw_error *e);
 mw_message *mwr_entry_message(const mwr_channel *c, const mwr_unit *u, const mwr_node *fields, mwr_id id);
 size_t mwr_entry_count(const mw_parts *p); /* arguments that the fields take */
 void mwr_entry_write(mw_buf *b, const mwr_channel *c, const mw_parts *p);
@@ -147,7 +151,8 @@ void mwr_sub_lost(mw_sub *s);
 void mwr_fenced(mw_sub *s); /* the server refused our token */
 void mwr_complain(mw_sub *s, const char *what, const mw_error *e);
 bool mwr_depth(mw_sub *s, mw_depth *out);
-mw_buf *mwr_group_script(mw_sub *s, mwr_script script, size_t more, mwr_on_reply *reply, void *cookie, int depth);
+mw_buf *mwr_group_script(mw_sub *s, mwr_script script, size_t more, mwr_on_reply *reply, void *cookie,
+                         int depth);
 
 /* recover.c: what is pending */
 void mwr_recover(mw_sub *s);
@@ -168,7 +173,8 @@ void mwr_flight_end(mw_sub *s, mwr_flight *f);
 /* settle.c */
 void mwr_begin(mw_sub *s, uint64_t tag, uint32_t unit);
 void mwr_settle(mw_sub *s, const mw_settlement *list, size_t count);
-void mwr_mark_begun(mw_sub *s); /* handlers that run for long: a death on another machine counts for them too */
+void mwr_mark_begun(
+    mw_sub *s); /* handlers that run for long: a death on another machine counts for them too */
 
 /* publish.c */
 void mwr_publish(mw_conn *c, const mw_publication *list, size_t count);
@@ -185,5 +191,5 @@ mwr_crumbs *mwr_crumbs_open(mw_sub *s); /* NULL: there is no place for it */
 void mwr_crumbs_close(mwr_crumbs *c);
 void mwr_crumbs_begin(mwr_crumbs *c, uint32_t place, mwr_id id);
 void mwr_crumbs_end(mwr_crumbs *c, uint32_t place);
-void mwr_crumbs_found(mw_sub *s, mw_buf *ids);   /* what other processes of this machine had begun, as mwr_id */
-void mwr_crumbs_forget(mw_sub *s, mwr_id id);    /* it has been counted */
+void mwr_crumbs_found(mw_sub *s, mw_buf *ids); /* what other processes of this machine had begun, as mwr_id */
+void mwr_crumbs_forget(mw_sub *s, mwr_id id);  /* it has been counted */

@@ -59,8 +59,8 @@ static void close_arrays(mwr_parser *p) {
     }
 }
 
-/* What of a value stands in the line that opens it. 1: the value is complete or an array has begun; 0: more bytes
- * are needed; -1: nonsense. */
+/* What of a value stands in the line that opens it. 1: the value is complete or an array has begun; 0: more
+ * bytes are needed; -1: nonsense. */
 static int parse_value(mwr_parser *p, const char *data, size_t len, size_t *need, mw_error *e) {
     const char *line = data + p->at;
     size_t left = len - p->at;

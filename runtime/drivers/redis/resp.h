@@ -1,7 +1,8 @@
-/* resp.h - the RESP2 protocol. Reading: an incremental parser over bytes that stay where they were received. It
- * hands out units: whole replies, or, for replies that are long lists, the elements at a chosen depth one by
- * one, so that a list of large messages needs room for one of them. What was seen is not looked at again; a unit
- * points into the received bytes and is valid during its call. Writing: commands as arrays of bulk strings. */
+/* resp.h - the RESP2 protocol. Reading: an incremental parser over bytes that stay where they were received.
+ * It hands out units: whole replies, or, for replies that are long lists, the elements at a chosen depth one
+ * by one, so that a list of large messages needs room for one of them. What was seen is not looked at again;
+ * a unit points into the received bytes and is valid during its call. Writing: commands as arrays of bulk
+ * strings. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,15 +35,15 @@ typedef struct mwr_unit {
 } mwr_unit;
 
 typedef struct mwr_parser {
-    /* Called with each unit. `more`: the reply has not ended with it. A reply whose list is empty, or that ends
-     * above the chosen depth, comes as one unit: a nil or an array of no elements. */
+    /* Called with each unit. `more`: the reply has not ended with it. A reply whose list is empty, or that
+     * ends above the chosen depth, comes as one unit: a nil or an array of no elements. */
     void (*unit)(void *owner, const mwr_unit *u, bool more);
     int (*depth)(void *owner); /* how deep the units of the next reply lie; 0: the reply itself */
     void *owner;
 
-    size_t at;        /* parsed so far, from the first byte that is not consumed */
-    int unit_depth;   /* of this reply; -1: no reply has begun */
-    int above;        /* arrays entered above the units */
+    size_t at;                /* parsed so far, from the first byte that is not consumed */
+    int unit_depth;           /* of this reply; -1: no reply has begun */
+    int above;                /* arrays entered above the units */
     uint32_t left[MWR_DEPTH]; /* elements to come in each of them */
     mwr_node *nodes;
     uint32_t count, capacity;
@@ -52,7 +53,8 @@ typedef struct mwr_parser {
     bool stop; /* set by the owner inside `unit`: hand out no more */
 } mwr_parser;
 
-/* Returns how many bytes were consumed, and sets *need as mw_stream_events.input wants it; -1 with e: nonsense. */
+/* Returns how many bytes were consumed, and sets *need as mw_stream_events.input wants it; -1 with e:
+ * nonsense. */
 int64_t mwr_parse(mwr_parser *p, const char *data, size_t len, size_t *need, mw_error *e);
 void mwr_parser_reset(mwr_parser *p); /* for a new connection */
 void mwr_parser_free(mwr_parser *p);

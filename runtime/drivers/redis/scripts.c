@@ -3,9 +3,10 @@
 #include <openssl/evp.h>
 #include <stdio.h>
 
-/* Keys of a group's scripts: the stream, the record of the group (a hash: who is a member until when, who leads),
- * tries (a hash: id -> how often, due, first error), retries (a sorted set: id by due time), delayed messages (a
- * sorted set). Arguments: the group, the row of the record that must hold our token, the token, our name. */
+/* Keys of a group's scripts: the stream, the record of the group (a hash: who is a member until when, who
+ * leads), tries (a hash: id -> how often, due, first error), retries (a sorted set: id by due time), delayed
+ * messages (a sorted set). Arguments: the group, the row of the record that must hold our token, the token,
+ * our name. */
 
 #define NOW                                                                                                  \
     "local t = redis.call('TIME')\n"                                                                         \
@@ -13,8 +14,8 @@
 
 #define FENCE "if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then return -1 end\n"
 
-/* The entry, how often it was tried, ms until it is due, its first error, how often it was delivered. What was
- * deleted from the stream is struck from the list of pending ones. */
+/* The entry, how often it was tried, ms until it is due, its first error, how often it was delivered. What
+ * was deleted from the stream is struck from the list of pending ones. */
 #define TAKEN                                                                                                \
     "local function take(id, out)\n"                                                                         \
     "  local found = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[4], 0, id)\n"                               \
@@ -33,8 +34,8 @@
 
 static const char *const TEXTS[MWR_SCRIPTS] = {
     /* 5 ordered, 6 lease ms, 7 reader, 8 trim what is acked, 9 longest stream, 10.. tokens of the dead.
-     * Answers: state, now, took the lead, reader of the former leader, others' entries to take, next retry due,
-     * retries waiting, next delayed due, delayed, pending, ready (-1: unknown), oldest, the record. */
+     * Answers: state, now, took the lead, reader of the former leader, others' entries to take, next retry
+     * due, retries waiting, next delayed due, delayed, pending, ready (-1: unknown), oldest, the record. */
     [MWR_TICK] = NOW
     "local record, me, token = KEYS[2], ARGV[4], ARGV[3]\n"
     "local lease, dead = tonumber(ARGV[6]), {}\n"
@@ -65,7 +66,8 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     "if not pending then return { 'nogroup', now } end\n"
     "local owner = redis.call('HGET', record, 'm:' .. me)\n"
     "local until_ = tonumber(redis.call('HGET', record, 'u:' .. me) or 0)\n"
-    "if owner and owner ~= token and until_ > now and not dead[owner] then return { 'taken', now } end\n"
+    "if owner and owner ~= token and until_ > now and not dead[owner] then return { 'taken', now, owner } "
+    "end\n"
     "redis.call('HSET', record, 'm:' .. me, token, 'u:' .. me, now + lease)\n"
     "local state, took, reader = owner == token and 'member' or 'joined', 0, 0\n"
     "if ARGV[5] == '1' then\n"
@@ -151,9 +153,9 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
                       "end\n"
                       "return n\n",
 
-    /* Keys from 4: the dedupe record, then one per publication. 5 delete, 6 id, 7 ttl of the dedupe record (0: none),
-     * then per publication: x or z, longest stream or delay, how many, fields. An entry that is not pending any
-     * more was acked by an earlier try of ours whose answer was lost. */
+    /* Keys from 4: the dedupe record, then one per publication. 5 delete, 6 id, 7 ttl of the dedupe record
+     * (0: none), then per publication: x or z, longest stream or delay, how many, fields. An entry that is
+     * not pending any more was acked by an earlier try of ours whose answer was lost. */
     [MWR_SETTLE] = FENCE NOW
     "if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[6], ARGV[6], 1) == 0 then return 0 end\n"
     "local at, key = 8, 5\n"
@@ -168,7 +170,8 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     "while ARGV[at] do\n"
     "  local n = tonumber(ARGV[at + 2])\n"
     "  if ARGV[at] == 'z' then\n"
-    "    redis.call('ZADD', KEYS[key], now + ARGV[at + 1], cmsgpack.pack({ unpack(ARGV, at + 3, at + 2 + n) }))\n"
+    "    redis.call('ZADD', KEYS[key], now + ARGV[at + 1], cmsgpack.pack({ unpack(ARGV, at + 3, at + 2 + n) "
+    "}))\n"
     "  elseif ARGV[at + 1] ~= '0' then\n"
     "    redis.call('XADD', KEYS[key], 'MAXLEN', '~', ARGV[at + 1], '*', unpack(ARGV, at + 3, at + 2 + n))\n"
     "  else\n"
@@ -221,7 +224,8 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     "  if not mine then\n"
     "    local u = redis.call('HGET', KEYS[2], 'u:' .. who)\n"
     "    if u then mine = ARGV[8] == '1' or tonumber(u) <= now else mine = idle >= tonumber(ARGV[5]) end\n"
-    "    if u and mine and ARGV[8] ~= '1' then redis.call('HSET', KEYS[2], 'm:' .. who, '-') end\n" /* fenced */
+    "    if u and mine and ARGV[8] ~= '1' then redis.call('HSET', KEYS[2], 'm:' .. who, '-') end\n" /* fenced
+                                                                                                     */
     "  end\n"
     "  if mine and not (who == ARGV[4] and ARGV[9] == '1') then\n"
     "    if not redis.call('ZSCORE', KEYS[4], id) then\n"
@@ -235,17 +239,17 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     "return out\n",
 
     /* From 5, in pairs: id, 1: it was begun when its worker died, which counts */
-    [MWR_TAKE] = FENCE NOW TAKEN
-    "local out = {}\n"
-    "for i = 5, #ARGV, 2 do\n"
-    "  if ARGV[i + 1] == '1' then\n"
-    "    local row = redis.call('HGET', KEYS[3], ARGV[i])\n"
-    "    local tries, due, err = string.match(row or '0 0 ', '^(%d+) (%d+) ?(.*)$')\n"
-    "    redis.call('HSET', KEYS[3], ARGV[i], (tries + 1) .. ' 0 ' .. err)\n"
-    "  end\n"
-    "  take(ARGV[i], out)\n"
-    "end\n"
-    "return out\n",
+    [MWR_TAKE] =
+        FENCE NOW TAKEN "local out = {}\n"
+                        "for i = 5, #ARGV, 2 do\n"
+                        "  if ARGV[i + 1] == '1' then\n"
+                        "    local row = redis.call('HGET', KEYS[3], ARGV[i])\n"
+                        "    local tries, due, err = string.match(row or '0 0 ', '^(%d+) (%d+) ?(.*)$')\n"
+                        "    redis.call('HSET', KEYS[3], ARGV[i], (tries + 1) .. ' 0 ' .. err)\n"
+                        "  end\n"
+                        "  take(ARGV[i], out)\n"
+                        "end\n"
+                        "return out\n",
 
     /* 5 how many. At the end: ms until the next one, or -2 */
     [MWR_DUE] = FENCE NOW TAKEN
@@ -275,36 +279,37 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     [MWR_RELEASE] = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end\n"
                     "return 1\n",
 
-    /* Keys: the stream, then one per replacement. Per entry: id, then (with replacements) x or z, longest stream or
-     * delay, how many, fields */
-    [MWR_REMOVE] = NOW
-    "local at, key, removed = 1, 2, 0\n"
-    "while ARGV[at] do\n"
-    "  local id = ARGV[at]\n"
-    "  local there = #redis.call('XRANGE', KEYS[1], id, id) > 0\n"
-    "  at = at + 1\n"
-    "  if KEYS[2] then\n"
-    "    local n = tonumber(ARGV[at + 2])\n"
-    "    if there then\n"
-    "      if ARGV[at] == 'z' then\n"
-    "        redis.call('ZADD', KEYS[key], now + ARGV[at + 1], cmsgpack.pack({ unpack(ARGV, at + 3, at + 2 + n) }))\n"
-    "      elseif ARGV[at + 1] ~= '0' then\n"
-    "        redis.call('XADD', KEYS[key], 'MAXLEN', '~', ARGV[at + 1], '*', unpack(ARGV, at + 3, at + 2 + n))\n"
-    "      else\n"
-    "        redis.call('XADD', KEYS[key], '*', unpack(ARGV, at + 3, at + 2 + n))\n"
-    "      end\n"
-    "    end\n"
-    "    at, key = at + 3 + n, key + 1\n"
-    "  end\n"
-    "  if there then\n"
-    "    redis.call('XDEL', KEYS[1], id)\n"
-    "    removed = removed + 1\n"
-    "  end\n"
-    "end\n"
-    "return removed\n",
+    /* Keys: the stream, then one per replacement. Per entry: id, then (with replacements) x or z, longest
+     * stream or delay, how many, fields */
+    [MWR_REMOVE] = NOW "local at, key, removed = 1, 2, 0\n"
+                       "while ARGV[at] do\n"
+                       "  local id = ARGV[at]\n"
+                       "  local there = #redis.call('XRANGE', KEYS[1], id, id) > 0\n"
+                       "  at = at + 1\n"
+                       "  if KEYS[2] then\n"
+                       "    local n = tonumber(ARGV[at + 2])\n"
+                       "    if there then\n"
+                       "      if ARGV[at] == 'z' then\n"
+                       "        redis.call('ZADD', KEYS[key], now + ARGV[at + 1], cmsgpack.pack({ "
+                       "unpack(ARGV, at + 3, at + 2 + n) }))\n"
+                       "      elseif ARGV[at + 1] ~= '0' then\n"
+                       "        redis.call('XADD', KEYS[key], 'MAXLEN', '~', ARGV[at + 1], '*', unpack(ARGV, "
+                       "at + 3, at + 2 + n))\n"
+                       "      else\n"
+                       "        redis.call('XADD', KEYS[key], '*', unpack(ARGV, at + 3, at + 2 + n))\n"
+                       "      end\n"
+                       "    end\n"
+                       "    at, key = at + 3 + n, key + 1\n"
+                       "  end\n"
+                       "  if there then\n"
+                       "    redis.call('XDEL', KEYS[1], id)\n"
+                       "    removed = removed + 1\n"
+                       "  end\n"
+                       "end\n"
+                       "return removed\n",
 
-    /* Key: the stream. 1 group, 2 from the start, 3 the last id that was seen ('': none). Where the stream went on
-     * living, the group goes on behind what was seen; a new stream is read from its start. */
+    /* Key: the stream. 1 group, 2 from the start, 3 the last id that was seen ('': none). Where the stream
+     * went on living, the group goes on behind what was seen; a new stream is read from its start. */
     [MWR_GROUP] = "local from = ARGV[2] == '1' and '0' or '$'\n"
                   "if ARGV[3] ~= '' then\n"
                   "  from = #redis.call('XRANGE', KEYS[1], ARGV[3], '+', 'COUNT', 1) > 0 and ARGV[3] or '0'\n"

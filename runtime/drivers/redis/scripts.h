@@ -1,6 +1,6 @@
-/* scripts.h - what has to happen in one step at the server. Each script is text with its SHA1; a connection loads
- * them when it comes up. Scripts that act for a consumer begin with the fence: the row of the group's record that
- * names who may act must hold our token. */
+/* scripts.h - what has to happen in one step at the server. Each script is text with its SHA1; a connection
+ * loads them when it comes up. Scripts that act for a consumer begin with the fence: the row of the group's
+ * record that names who may act must hold our token. */
 #pragma once
 
 typedef enum {

@@ -1,5 +1,5 @@
-/* sentinel.c - asks the sentinels who the master is, when a client has none or lost it, and tells all clients of
- * the connection. Whether it really is the master is checked by each client when it logs in (ROLE). */
+/* sentinel.c - asks the sentinels who the master is, when a client has none or lost it, and tells all clients
+ * of the connection. Whether it really is the master is checked by each client when it logs in (ROLE). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,8 @@ static void told(void *owner, void *cookie, const mwr_unit *u, bool more, const 
     mwr_sentinel *s = owner;
     (void)cookie, (void)more;
     s->asking = false;
-    const mwr_node *host = !e && u ? mwr_child(u->node, 0) : NULL, *port = host ? mwr_child(u->node, 1) : NULL;
+    const mwr_node *host = !e && u ? mwr_child(u->node, 0) : NULL,
+                   *port = host ? mwr_child(u->node, 1) : NULL;
     if (host && port) {
         size_t host_len, port_len;
         const char *h = mwr_text(u, host, &host_len), *p = mwr_text(u, port, &port_len);
@@ -83,7 +84,8 @@ mwr_sentinel *mwr_sentinel_new(mw_loop *loop, const mwr_target *t, mw_error *e) 
     s->login.user = t->sentinel_user;
     s->login.password = t->sentinel_password;
     s->login.db = -1;
-    mwr_client_options o = {.target = &s->login, .name = "moonwire-sentinel", .port = 26379, .any_role = true};
+    mwr_client_options o = {
+        .target = &s->login, .name = "moonwire-sentinel", .port = 26379, .any_role = true};
     s->client = mwr_client_open(loop, &o, &EVENTS, s, e);
     if (s->client) return s;
     free(s);

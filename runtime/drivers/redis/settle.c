@@ -1,6 +1,6 @@
-/* settle.c - verdicts. Acks of a turn leave in one command; an ack with publications, or with a row to strike out,
- * is a script of its own; failures and what is given back are noted together. Each of them carries our token, and
- * the server refuses all of it when that is not the one on record. */
+/* settle.c - verdicts. Acks of a turn leave in one command; an ack with publications, or with a row to strike
+ * out, is a script of its own; failures and what is given back are noted together. Each of them carries our
+ * token, and the server refuses all of it when that is not the one on record. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -115,6 +115,12 @@ static void settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f) {
 
 /* ---- many ---- */
 
+static bool too_large(const mw_settlement *x, mw_error *e) {
+    for (size_t i = 0; i < x->publish_count; i++)
+        if (mwr_publication_check(&x->publish[i], e)) return true;
+    return false;
+}
+
 static bool is_plain(const mw_settlement *x, const mwr_flight *f) {
     return x->op == MW_SETTLE_ACK && !x->publish_count && !x->done_key && !f->noted;
 }
@@ -167,9 +173,13 @@ void mwr_settle(mw_sub *s, const mw_settlement *list, size_t count) {
     size_t ack_count = 0, note_count = 0;
     for (size_t i = 0; i < count; i++) {
         mwr_flight *f = mwr_flight_of(s, list[i].tag);
+        mw_error e;
         if (!f) {
-            mw_error e;
             mw_fail(&e, MW_EFENCED, false, "another consumer has it by now");
+            mwr_answer_later(s->conn, s->source, list[i].cookie, &e);
+            continue;
+        }
+        if (too_large(&list[i], &e)) {
             mwr_answer_later(s->conn, s->source, list[i].cookie, &e);
             continue;
         }

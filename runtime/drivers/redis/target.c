@@ -5,14 +5,8 @@
 
 #include "drivers/redis/client.h"
 
-static const char *const OPTIONS[] = {"db",
-                                      "timeout",
-                                      "consumer",
-                                      "sentinel",
-                                      "sentinel_user",
-                                      "sentinel_password",
-                                      MW_TLS_OPTION_NAMES,
-                                      NULL};
+static const char *const OPTIONS[] = {
+    "db", "timeout", "consumer", "sentinel", "sentinel_user", "sentinel_password", MW_TLS_OPTION_NAMES, NULL};
 
 static char *copy(const char *text) {
     char *s = strdup(text);
@@ -31,8 +25,8 @@ static int database(mwr_target *t, const mw_url *u, mw_error *e) {
     if (!*u->path) return 0;
     long long db = strtoll(u->path, &end, 10);
     if (*end || db < 0 || db > 1 << 20)
-        return mw_fail(e, MW_EUSAGE, false, "\"/%s\": after the host stands the number of the database, such as /0",
-                       u->path);
+        return mw_fail(e, MW_EUSAGE, false,
+                       "\"/%s\": after the host stands the number of the database, such as /0", u->path);
     if (mw_url_option(u, "db") && t->db != db)
         return mw_fail(e, MW_EUSAGE, false, "two databases: /%s and db=%s", u->path, mw_url_option(u, "db"));
     t->db = db;
@@ -68,7 +62,8 @@ int mwr_target_from_url(mwr_target *t, const mw_url *u, mw_error *e) {
         return 0;
     }
     if (*u->hosts || !*u->path)
-        return mw_fail(e, MW_EUSAGE, false, "redis+unix needs the path of a socket: redis+unix:///run/redis.sock");
+        return mw_fail(e, MW_EUSAGE, false,
+                       "redis+unix needs the path of a socket: redis+unix:///run/redis.sock");
     if (*t->sentinel) return mw_fail(e, MW_EUSAGE, false, "sentinels are not reached by a Unix socket");
     if (mw_url_number(u, "db", 0, 1 << 20, &t->db, e)) return -1;
     t->hosts = malloc(strlen(u->path) + 2);

@@ -117,7 +117,8 @@ local function certificates(dir)
     openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj "/CN=spec CA" -keyout ca.key -out ca.crt
     openssl req -newkey rsa:2048 -nodes -subj "/CN=localhost" -keyout server.key -out server.csr
     printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\n' > server.ext
-    openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile server.ext -out server.crt
+    openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile server.ext \
+      -out server.crt
   ]]
   local made = process.run { { "sh", "-c", script, "sh", dir }, timeout = 60 }
   assert(made.code == 0, made.stderr)
@@ -128,8 +129,9 @@ function Server:arguments()
                  "--appendonly", "yes", "--appendfsync", "always", "--daemonize", "no" }
   local function add(...) for _, x in ipairs { ... } do list[#list + 1] = x end end
   if self.tls then
-    add("--port", "0", "--tls-port", tostring(self.port), "--tls-cert-file", self.dir .. "/server.crt", "--tls-key-file",
-      self.dir .. "/server.key", "--tls-ca-cert-file", self.dir .. "/ca.crt", "--tls-auth-clients", "no")
+    add("--port", "0", "--tls-port", tostring(self.port), "--tls-cert-file", self.dir .. "/server.crt",
+      "--tls-key-file", self.dir .. "/server.key",
+      "--tls-ca-cert-file", self.dir .. "/ca.crt", "--tls-auth-clients", "no")
   else
     add("--port", tostring(self.port))
   end

@@ -37,7 +37,8 @@ local function entries_of(page)
   local entries = {}
   for i = 0, C.mw_browsing_count(page) - 1 do
     local message = C.mw_browsing_entry(page, i, place, due)
-    entries[i + 1] = { message = message, position = position.read(place[0]), due = due[0] > 0 and due[0] / 1000 or nil }
+    local late = due[0] > 0 and due[0] / 1000 or nil
+    entries[i + 1] = { message = message, position = position.read(place[0]), due = late }
   end
   return entries
 end
@@ -80,7 +81,8 @@ function M.remove(broker, channel, positions, publish)
   local channels = ffi.new("const char *[?]", #publish + 1)
   local messages = ffi.new("struct mw_message *[?]", #publish + 1)
   for i, p in ipairs(publish) do channels[i - 1], messages[i - 1] = p.channel, p.message end
-  C.mw_vm_remove(wait.vm, broker.link, channel, position.array(positions), #positions, channels, messages, #publish, waiter)
+  local places = position.array(positions)
+  C.mw_vm_remove(wait.vm, broker.link, channel, places, #positions, channels, messages, #publish, waiter)
   local removed, _, err, retryable = wait.yield(waiter, function() end)
   if err then return nil, err, retryable end
   return removed

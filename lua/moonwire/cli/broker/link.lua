@@ -8,6 +8,8 @@ local wait = require "moonwire.internal.wait"
 
 local M = {}
 
+local WARN = 2
+
 -- As in runtime/core/driver.h.
 M.CAN = { delay = 1, priority = 2, browse = 32, remove = 64 }
 
@@ -98,6 +100,7 @@ function M.open(values, options)
   local self = { link = link, url = shown(link) }
   for _, what in ipairs(options.need or {}) do M.need(self, what) end
   if not options.create then must_exist(url) end
+  C.mw_log_setup(0, WARN) -- that it is connected is no news: the command shows it
   if C.mw_vm_link_open(link, failure) ~= 0 then
     fail.raise(fail.UNAVAILABLE, "%s: %s", self.url, ffi.string(failure.text))
   end

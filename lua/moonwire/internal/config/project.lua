@@ -2,6 +2,7 @@
 --- without a broker is checked here;
 --- all problems are collected, so that one look shows them all.
 local C = require "moonwire.internal.cdef"
+local address = require "moonwire.internal.config.address"
 local channels = require "moonwire.internal.config.channels"
 local env = require "moonwire.internal.config.env"
 local exchange = require "moonwire.internal.config.exchange"
@@ -114,13 +115,6 @@ function Connection:topology(given)
   topology.declare(self.project, self, given, position(self.project, "topology"))
 end
 
---- `embedded:data` means a folder of the project, wherever the process was started.
-local function resolve(url, dir)
-  local path = url:match "^embedded:([^/].*)$"
-  local folder = dir:gsub("[%%?]", { ["%"] = "%25", ["?"] = "%3F" }) -- a URL, not a path
-  return path and "embedded:" .. folder .. "/" .. path or url
-end
-
 --- For specs: every broker of the project becomes one of its own, named after `prefix` and its place.
 local function rewriter(prefix)
   local known, count = {}, 0
@@ -139,7 +133,7 @@ local function connect(self, url)
   local failure = ffi.new "mw_failure"
   local given = url
   if self.rewrite then url = self.rewritten(url) end
-  local link = C.mw_vm_link(wait.vm, resolve(url, self.dir), failure)
+  local link = C.mw_vm_link(wait.vm, address.resolve(url, self.dir), failure)
   if link == nil then error("mw.connect: " .. ffi.string(failure.text), 3) end
   local connection = setmetatable({ url = url, given = given, link = link, project = self }, Connection)
   self.connections[#self.connections + 1] = connection
@@ -197,7 +191,7 @@ local function dedupe_of(self, p, settings, from)
   if type(store) == "string" then
     if self.rewrite then store = self.rewritten(store) end
     local failure = ffi.new "mw_failure"
-    d.link = C.mw_vm_link(wait.vm, resolve(store, self.dir), failure)
+    d.link = C.mw_vm_link(wait.vm, address.resolve(store, self.dir), failure)
     if d.link == nil then complain(self, p, "store", "dedupe.store: " .. ffi.string(failure.text)) return nil end
   elseif getmetatable(store) == Connection then
     d.link = store.link
