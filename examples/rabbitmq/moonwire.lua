@@ -36,7 +36,8 @@ mw.pipeline "intake" {
 
 local function note(service)
   return function(msg)
-    mw.publish("notes", { service = service, order = msg.data.id, key = msg:header "amqp-routing-key" }, { key = msg.key })
+    local came_by = msg:header "amqp-routing-key"
+    mw.publish("notes", { service = service, order = msg.data.id, key = came_by }, { key = msg.key })
   end
 end
 

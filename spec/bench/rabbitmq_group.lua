@@ -1,4 +1,5 @@
---- RabbitMQ, against rabbitmq-c, on one real server. `env` has what run.lua shares: add, run, note, heading, options, here.
+--- RabbitMQ, against rabbitmq-c, on one real server. `env` has what run.lua shares: add, run, note, heading, options,
+--- here.
 local bench, env = ...
 
 local raw = bench.build .. "/bench/raw_rabbitmq"
@@ -57,7 +58,8 @@ local function latency(server, url, folder)
     return env.run(("'%s' latency %d / %d %d"):format(raw, server.port, n, rate))
   end
   local floor = measure(("'%s' echo %d / %d"):format(raw, server.port, n + 1))
-  local got = measure(("'%s' lua '%srabbitmq.lua' '%s' %d echo '%s/p'"):format(bench.moonwire, env.here, url, n + 1, folder))
+  local got = measure(("'%s' lua '%srabbitmq.lua' '%s' %d echo '%s/p'"):format(bench.moonwire, env.here, url, n + 1,
+    folder))
   for _, which in ipairs { "p50", "p99" } do
     env.add { group = "rabbitmq", name = ("consume, publish, ack at %d/s: %s"):format(rate, which), unit = " ms",
               ours = got[which] * 1000, baseline = floor[which] * 1000, ratio = got[which] / floor[which] }

@@ -25,8 +25,8 @@ local function entry(name, url, more)
       h:stay(0.03)
       return server:unsettled(h.vhost, channel) == 0
     end,
-    -- Messages that wait for their time stand in queues beside it. Those that a worker has cannot be looked at: for each
-    -- of them there is an empty table.
+    -- Messages that wait for their time stand in queues beside it. Those that a worker has cannot be looked at: for
+    -- each of them there is an empty table.
     messages = function(h, channel)
       local list = h.broker:messages(channel)
       for _, tier in ipairs(rabbitmq.get():tiers(h.vhost, channel)) do

@@ -12,6 +12,7 @@ return {
   handle = function(msg)
     local jobs = {}
     for i, width in ipairs(msg.data.widths) do jobs[i] = mark(width) end
-    mw.publish("image.watermarked", { image = msg.data.image, sizes = mw.json.array { mw.all(jobs) } }, { key = msg.key })
+    local sizes = mw.json.array { mw.all(jobs) }
+    mw.publish("image.watermarked", { image = msg.data.image, sizes = sizes }, { key = msg.key })
   end,
 }

@@ -19,7 +19,8 @@ describe("rabbitmq", function()
     app:publish("orders.incoming", { id = 3, customer = "ann", state = "paid", urgent = true })
     app:publish("orders.incoming", { id = 4, customer = "eve", state = "paid" })
     app:settle()
-    assert.same({ "audit 1", "audit 2", "audit 3", "audit 4", "urgent 2", "urgent 3", "welcome 1", "welcome 2" }, notes())
+    local expected = { "audit 1", "audit 2", "audit 3", "audit 4", "urgent 2", "urgent 3", "welcome 1", "welcome 2" }
+    assert.same(expected, notes())
   end)
 
   it("takes an image through its steps", function()

@@ -42,6 +42,7 @@ struct rmq_pub { /* one message on its way; embed it, it is yours again in `done
     rmq_target *to;
     mw_message *msg; /* referenced until `done` */
     rmq_stamp stamp;
+    bool again;             /* it was returned once, and sent again */
     bool returned, dropped; /* dropped: no longer wanted; not sent when it was not yet */
     void (*done)(rmq_pub *p, const mw_error *e);
 };
