@@ -29,3 +29,12 @@ if(HIREDIS_FOUND)
   set_target_properties(bench_raw_redis PROPERTIES OUTPUT_NAME raw_redis RUNTIME_OUTPUT_DIRECTORY ${bench_dir})
   add_dependencies(bench_tools bench_raw_redis)
 endif()
+
+# The floor under the RabbitMQ driver; without rabbitmq-c that group is skipped.
+pkg_check_modules(RABBITMQ QUIET IMPORTED_TARGET librabbitmq)
+if(RABBITMQ_FOUND)
+  add_executable(bench_raw_rabbitmq EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/spec/bench/raw_rabbitmq.c)
+  target_link_libraries(bench_raw_rabbitmq PRIVATE mw_flags PkgConfig::RABBITMQ)
+  set_target_properties(bench_raw_rabbitmq PROPERTIES OUTPUT_NAME raw_rabbitmq RUNTIME_OUTPUT_DIRECTORY ${bench_dir})
+  add_dependencies(bench_tools bench_raw_rabbitmq)
+endif()

@@ -1,14 +1,14 @@
 --- Measures Moonwire against what it stands on, and says which targets it meets. docs/benchmarks.md tells what the
 --- numbers mean.
 ---   moonwire lua spec/bench/run.lua [--json] [--quick] [--strict] [NAME…]
---- NAME: dispatch, embedded, memory, start, json, redis; all of them when none is given. The exit code is 1 when
---- something could not be measured, and with --strict when a target was missed.
+--- NAME: dispatch, embedded, memory, start, json, redis, rabbitmq; all of them when none is given. The exit code is 1
+--- when something could not be measured, and with --strict when a target was missed.
 local bench = dofile((arg[0]:match "^(.*/)" or "./") .. "bench.lua")
 local json = require "moonwire.json"
 
 local here = arg[0]:match "^(.*/)" or "./"
 local options, wanted = {}, {}
-local NAMES = { "dispatch", "embedded", "memory", "start", "json", "redis" }
+local NAMES = { "dispatch", "embedded", "memory", "start", "json", "redis", "rabbitmq" }
 
 local function usage(text)
   local names = table.concat(NAMES, "|")
@@ -363,10 +363,16 @@ local function redis()
   end)
 end
 
+-- ---- RabbitMQ, against rabbitmq-c ----
+
+local rabbitmq = assert(loadfile(here .. "rabbitmq_group.lua"))(bench, { add = add, run = run, note = note,
+  heading = heading, options = options, here = here })
+
 -- ---- all of it ----
 
 local GROUPS = {
   dispatch = dispatch, embedded = embedded, memory = memory, start = starts, json = codec, redis = redis,
+  rabbitmq = rabbitmq,
 }
 
 local function has_embedded()

@@ -18,13 +18,21 @@ local function entry(name, url, more)
       return url(server, h.vhost)
     end,
     version = function() return "RabbitMQ " .. rabbitmq.get():version() end,
-    is_empty = function(h, channel) return rabbitmq.get():unsettled(h.vhost, channel) == 0 end,
-    -- Messages that wait for their time stand in queues beside it.
+    -- Twice: on its way from a delay queue back into its own a message is in neither for a moment.
+    is_empty = function(h, channel)
+      local server = rabbitmq.get()
+      if server:unsettled(h.vhost, channel) > 0 then return false end
+      h:stay(0.03)
+      return server:unsettled(h.vhost, channel) == 0
+    end,
+    -- Messages that wait for their time stand in queues beside it. Those that a worker has cannot be looked at: for
+    -- each of them there is an empty table.
     messages = function(h, channel)
       local list = h.broker:messages(channel)
       for _, tier in ipairs(rabbitmq.get():tiers(h.vhost, channel)) do
         for _, m in ipairs(h.broker:messages(tier)) do list[#list + 1] = m end
       end
+      for _ = #list + 1, rabbitmq.get():unsettled(h.vhost, channel) do list[#list + 1] = {} end
       return list
     end,
     close = function(h) rabbitmq.get():drop_vhost(h.vhost) end,

@@ -1,6 +1,6 @@
--- RabbitMQ under attack, and what only RabbitMQ has: alarms, a broker that stops or restarts, connections and queues that are
--- taken away, one byte at a time, bodies of all sizes, unroutable messages, wrong logins; topology, requests, dead letters.
--- Each case counts: nothing may be lost.
+-- RabbitMQ under attack, and what only RabbitMQ has: alarms, a broker that stops or restarts, connections and queues
+-- that are taken away, one byte at a time, bodies of all sizes, unroutable messages, wrong logins; topology, requests,
+-- dead letters. Each case counts: nothing may be lost.
 local C = require "moonwire.internal.cdef"
 local cli = require "spec.functional.cli.support"
 local contract = require("spec.contract.rabbitmq").classic
@@ -120,7 +120,7 @@ describe("rabbitmq", function()
     h:publish(messages(300))
     h:wait_for("done", 50)
     server:signal "STOP"
-    h:wait(function() return worker.child:stderr():find("connection lost", 1, true) end, 20, "the silence to be noticed")
+    h:wait(function() return worker.child:stderr():find("connection lost", 1, true) end, 20, "the loss to be noticed")
     server:signal "CONT"
     assert_forwarded(h, 300)
   end)
@@ -176,6 +176,37 @@ describe("rabbitmq", function()
     assert.is_true(most <= 50 and most > 10, "unacknowledged: " .. most)
   end)
 
+  it("gives up a message that kills its worker again and again, and none of those beside it", function()
+    local h = new()
+    local given = { settings = "retry = { attempts = 3, base = 0.02 }, timeout = 60,", handler = [[
+      function M.handle(msg)
+        trace("begin", msg)
+        if msg.id == "m3" then mw.sleep(60) end
+        trace("done", msg)
+      end]] }
+    h:publish(messages(20))
+    h:start(given)
+    local begun = 0
+    for _ = 1, 10 do
+      local before = begun
+      h:wait(function()
+        begun = 0
+        for _, line in ipairs(h.trace:of "begin") do begun = begun + (line.id == "m3" and 1 or 0) end
+        return begun > before or #h:dead() > 0
+      end, 20, "m3 to begin")
+      if #h:dead() > 0 then break end
+      h:kill()
+      h:start()
+    end
+    h:wait(function() return #h:dead() == 1 end, 20, "the dead letter")
+    h:wait_settled "in"
+    assert.equal("m3", h:dead()[1].id)
+    assert.equal("crash", h:dead()[1].headers["mw-dead-class"])
+    local done = {}
+    for _, line in ipairs(h.trace:of "done") do done[line.id] = true end
+    for i = 1, 20 do assert.is_true(done["m" .. i] or i == 3, "m" .. i .. " was never handled") end
+  end)
+
   --- Wrong settings ---------------------------------------------------------------------------------------------------
 
   local function publish_to(url)
@@ -203,8 +234,8 @@ describe("rabbitmq", function()
 
   it("logs in with a certificate", function()
     local h = new()
-    server:eval(("rabbit_auth_backend_internal:set_permissions(<<\"certified\">>, %s, <<\".*\">>, <<\".*\">>, <<\".*\">>, "
-      .. "<<\"spec\">>)"):format(binary(h.vhost)))
+    server:eval(([[rabbit_auth_backend_internal:set_permissions(<<"certified">>, %s, <<".*">>, <<".*">>, <<".*">>,
+      <<"spec">>)]]):format(binary(h.vhost)))
     local url = ("amqps://localhost:%d/%s?auth=external&ca=%s/ca.crt&cert=%s/client.crt&key=%s/client.key"):format(
       server.tls_port, h.vhost, server.dir, server.dir, server.dir)
     local result = publish_to(url)
@@ -260,7 +291,9 @@ end }
     local h = new()
     local work = cli.workdir()
     work:write("moonwire.lua", TOPOLOGY:format "100")
-    local function topology(verb) return work:run({ "topology", verb, ".", "--json" }, { env = { BROKER_URL = h.url } }) end
+    local function topology(verb)
+      return work:run({ "topology", verb, ".", "--json" }, { env = { BROKER_URL = h.url } })
+    end
     local plan = topology "plan"
     assert.equal(1, plan.code, plan.stderr)
     assert.equal("missing", states(plan).all.state)
@@ -284,8 +317,10 @@ end }
 
     -- and messages take the ways that were declared
     local worker = process.spawn { { cli.binary, "run", work.path }, env = { BROKER_URL = h.url } }
-    h:publish { { "1", id = "m1", headers = { to = "order.new.high" } }, { "2", id = "m2", headers = { to = "order.new" } },
-                { "3", id = "m3", headers = { to = "elsewhere" } } }
+    h:publish {
+      { "1", id = "m1", headers = { to = "order.new.high" } }, { "2", id = "m2", headers = { to = "order.new" } },
+      { "3", id = "m3", headers = { to = "elsewhere" } },
+    }
     h:wait_settled "in"
     assert.equal(2, #h:messages "all")
     assert.equal(1, #h:messages "high")
@@ -318,12 +353,46 @@ end }
     h:wait_settled("in", 20)
     for _, letter in ipairs(h:dead()) do
       assert.equal("bad", letter.body)
-      assert.matches('unroutable: exchange "orders" has no queue bound for "no.way"', letter.headers["mw-dead-last-error"])
+      local why = letter.headers["mw-dead-last-error"]
+      assert.matches('unroutable: exchange "orders" has no queue bound for "no.way"', why)
     end
     local out = {}
     for _, m in ipairs(h:messages "out") do out[m.id] = true end
     for i = 1, 60 do assert.is_true(out["m" .. i] or i % 20 == 0, "m" .. i .. " is missing") end
     worker:stop(20)
+  end)
+
+  it("runs examples/rabbitmq on a real broker", function()
+    local h = new()
+    local dir = cli.root .. "/examples/rabbitmq"
+    local apply = process.run { { cli.binary, "topology", "apply", dir }, env = { BROKER_URL = h.url }, timeout = 30 }
+    assert.equal(0, apply.code, apply.stdout .. apply.stderr)
+    local tasks = {}
+    for i = 1, 20 do tasks[i] = { ('{"task":%d}'):format(i), priority = i > 10 and 9 or 1, id = "t" .. i } end
+    h.broker:publish("tasks", tasks)
+    local worker = process.spawn { { cli.binary, "run", dir }, env = { BROKER_URL = h.url } }
+    h.broker:publish("orders.incoming", {
+      { '{"id":1,"customer":"ann"}' }, { '{"id":2,"customer":"bob","urgent":true}' },
+      { '{"id":3,"customer":"ann","state":"paid","urgent":true}' }, { '{"id":4,"customer":"eve","state":"paid"}' },
+    })
+    h.broker:publish("image.uploaded", {
+      { '{"image":"cat.png","format":"png"}' }, { '{"image":"x","format":"tiff"}' },
+    })
+    h:wait(function() return #h:messages "notes" == 8 and #h:messages "done" == 20 end, 30, "eight notes, twenty tasks")
+    local notes, order = {}, {}
+    for _, m in ipairs(h:messages "notes") do
+      local note = json.decode(m.body)
+      notes[#notes + 1] = ("%s %d %s"):format(note.service, note.order, note.key)
+    end
+    table.sort(notes)
+    assert.same({ "audit 1 order.new.normal", "audit 2 order.new.high", "audit 3 order.paid.high",
+                  "audit 4 order.paid.normal", "urgent 2 order.new.high", "urgent 3 order.paid.high",
+                  "welcome 1 order.new.normal", "welcome 2 order.new.high" }, notes)
+    for _, m in ipairs(h:messages "done") do order[#order + 1] = json.decode(m.body).task end
+    for i = 1, 10 do assert.is_true(order[i] > 10, table.concat(order, " ")) end
+    h:wait(function() return #h:messages "image.published" == 1 and #h:messages "image.uploaded.dead" == 1 end, 20,
+      "images")
+    assert.equal(0, (worker:stop(20)), worker:stderr())
   end)
 
   --- Foreign messages -------------------------------------------------------------------------------------------------
@@ -336,7 +405,8 @@ end }
       {<<"when">>, timestamp, 1700000000}, {<<"bytes">>, binary, <<0,255>>}, {<<"none">>, void, undefined},
       {<<"list">>, array, [{signedint, 1}, {longstr, <<"two">>}, {table, [{<<"a">>, bool, false}]}]},
       {<<"table">>, table, [{<<"inner">>, longstr, <<"v">>}, {<<"n">>, short, 3}]}],
-      2, 7, <<"corr-1">>, <<"answers">>, undefined, undefined, 1700000001, <<"kind">>, undefined, <<"app">>, undefined]])
+      2, 7, <<"corr-1">>, <<"answers">>, undefined, undefined, 1700000001, <<"kind">>, undefined, <<"app">>,
+      undefined]])
     local found
     for _, m in ipairs(h:messages "in") do if m.body == "hello" then found = m end end
     assert.equal("text/plain", found.type)

@@ -1,6 +1,6 @@
---- mw.request and mw.reply. A request carries the headers reply-to and correlation-id; whoever handles it replies to the
---- one with the other. RabbitMQ has a way back of its own (direct reply-to); everywhere else the reply comes through a
---- channel of this process, which is looked into while somebody waits.
+--- mw.request and mw.reply. A request carries the headers reply-to and correlation-id; whoever handles it replies to
+--- the one with the other. RabbitMQ has a way back of its own (direct reply-to); everywhere else the reply comes
+--- through a channel of this process, which is looked into while somebody waits.
 local C = require "moonwire.internal.cdef"
 local async = require "moonwire.internal.async"
 local fault = require "moonwire.internal.fault"

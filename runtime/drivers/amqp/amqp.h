@@ -42,6 +42,7 @@ struct rmq_pub { /* one message on its way; embed it, it is yours again in `done
     rmq_target *to;
     mw_message *msg; /* referenced until `done` */
     rmq_stamp stamp;
+    bool again;             /* it was returned once, and sent again */
     bool returned, dropped; /* dropped: no longer wanted; not sent when it was not yet */
     void (*done)(rmq_pub *p, const mw_error *e);
 };
@@ -149,7 +150,7 @@ typedef struct rmq_entry { /* a delivery, by its tag */
     mw_text *first_error;
     uint32_t failures;
     uint8_t state; /* rmq_entry_state */
-    bool has_id, redelivered, begun;
+    bool has_id, redelivered, begun, suspect;
 } rmq_entry;
 
 typedef enum {
@@ -179,11 +180,15 @@ struct rmq_sub {
     rmq_entry *window; /* ring, by delivery tag */
     size_t window_room;
     uint64_t base, top; /* tags in [base, top) are in the window */
-    mw_buf done;        /* of uint64_t: acked during this batch */
+    mw_buf done;        /* of uint64_t: acked by the core, not written yet */
+    mw_timer ack_soon;
     uint32_t unsettled;
 
     mw_buf waiting; /* of mw_incoming: no room in the core yet */
     size_t waiting_at, waiting_bytes;
+    bool careful;     /* there are suspects: one of them at a time, with nothing beside it */
+    uint64_t alone;   /* the tag of the one that runs, or is next; 0: none */
+    bool alone_ready; /* it is noted as begun, and goes when that stands */
 
     mw_buf answers; /* of rmq_answer */
     mw_deferred answering;
@@ -224,6 +229,7 @@ bool rmq_journal_loaded(
     rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
 void rmq_journal_meet(rmq_journal *j,
                       mw_incoming *in); /* it came before: fills attempt, due time and error */
+void rmq_journal_suspect(rmq_journal *j, uint64_t tag); /* it is begun next */
 bool rmq_journal_stands(
     rmq_journal *j); /* what was met is written; false: rmq_sub_pump is called when it is */
 void rmq_journal_begin(rmq_journal *j, uint64_t tag);

@@ -286,7 +286,7 @@ static bool all_found(const rmq_look *l) {
 
 static void match(rmq_look *l, seen *s) {
     for (size_t i = 0; i < l->removal.count; i++) {
-        if (l->found[i] || s->removed || !is_meant(l->removal.positions[i], s->position)) continue;
+        if (l->over || l->found[i] || s->removed || !is_meant(l->removal.positions[i], s->position)) continue;
         l->found[i] = true;
         take_out(l, s, i);
     }

@@ -45,6 +45,7 @@ void rmq_window_clear(rmq_sub *s) {
     }
     s->base = s->top = 0;
     s->done.len = 0;
+    mw_timer_stop(&s->ack_soon);
     s->unsettled = 0;
     mw_incoming *w = (mw_incoming *)(void *)s->waiting.data;
     for (size_t i = s->waiting_at; i < s->waiting.len / sizeof *w; i++) {
@@ -53,6 +54,8 @@ void rmq_window_clear(rmq_sub *s) {
     }
     s->waiting.len = 0;
     s->waiting_at = s->waiting_bytes = 0;
+    s->careful = s->alone_ready = false;
+    s->alone = 0;
 }
 
 /* ---- handing on ---- */
@@ -80,15 +83,35 @@ static bool history_known(rmq_sub *s) {
     return rmq_journal_stands(s->journal);
 }
 
+static bool is_suspect(rmq_sub *s, const mw_incoming *in) {
+    rmq_entry *e = rmq_entry_of(s, in->tag);
+    return e && e->suspect;
+}
+
+/* A suspect came with two deaths and nothing is known of either: it may have begun, or only have stood beside
+ * the one that did it. It is noted as begun before it does, and runs alone: if it kills again it was it. */
+static bool may_go_on(rmq_sub *s) {
+    rmq_entry *e = s->alone ? rmq_entry_of(s, s->alone) : NULL;
+    if (e && e->suspect) return false;
+    s->alone = 0;
+    mw_incoming *first = (mw_incoming *)(void *)s->waiting.data + s->waiting_at;
+    if (!is_suspect(s, first)) return true;
+    if (s->unsettled > waiting_count(s)) return false;
+    s->alone = first->tag;
+    rmq_journal_suspect(s->journal, first->tag);
+    return true;
+}
+
 static size_t next_batch(rmq_sub *s, mw_incoming **out) {
     mw_incoming *w = (mw_incoming *)(void *)s->waiting.data + s->waiting_at;
     size_t bytes, n = 0, room = s->host->room(s->source, &bytes), left = waiting_count(s);
     while (n < room && n < left && n < BATCH) {
         size_t size = mw_message_size(w[n].msg);
-        if (n && size > bytes) break;
+        if (n && (size > bytes || (s->careful && is_suspect(s, &w[n])))) break;
         bytes -= size < bytes ? size : bytes;
         s->waiting_bytes -= size;
         n++;
+        if (s->alone) break;
     }
     *out = w;
     return n;
@@ -98,15 +121,22 @@ void rmq_sub_pump(rmq_sub *s) {
     if (s->paused || s->closing) return;
     if (waiting_count(s) && !history_known(s)) return;
     while (waiting_count(s) && !s->paused && !s->closing) {
+        if (s->careful && !(s->alone_ready || may_go_on(s))) return;
+        if (s->alone && !s->alone_ready) {
+            s->alone_ready = true;
+            if (!rmq_journal_stands(s->journal)) return;
+        }
         mw_incoming *batch;
         size_t n = next_batch(s, &batch);
         if (!n) break;
         uint32_t unit = s->unit;
         s->waiting_at += n;
+        s->alone_ready = false;
         s->host->deliver(s->source, batch, n);
         if (unit != s->unit) return;
     }
     if (!waiting_count(s)) {
+        s->careful = s->careful && s->alone;
         s->waiting.len = 0;
         s->waiting_at = s->waiting_bytes = 0;
     }
@@ -152,8 +182,6 @@ static void came(rmq_chan *chan, rmq_content *k) {
                        .has_id = e.has_id,
                        .redelivered = k->redelivered && s->journal,
                        .first_error = first};
-    if (!s->journal && e.deliveries > 1)
-        entry.failures += (uint32_t)(e.deliveries < 1000 ? e.deliveries - 1 : 1000);
     if (s->top > s->base && k->tag != s->top) return; /* tags rise one by one */
     rmq_window_add(s, k->tag, entry);
     if (!m) {
@@ -397,6 +425,7 @@ void rmq_sub_free(rmq_sub *s) {
     *at = s->next;
     s->closing = true;
     mw_timer_stop(&s->again);
+    mw_timer_stop(&s->ack_soon);
     mw_deferred_cancel(c->loop, &s->answering);
     rmq_line_free(s->line);
     rmq_window_clear(s);
@@ -423,6 +452,7 @@ void rmq_unsubscribe(mw_sub *sub) {
     rmq_sub *s = (rmq_sub *)sub;
     if (s->closing) return;
     s->closing = true;
+    rmq_write_acks(s);
     hold(s, false);
     if (!s->journal || rmq_journal_quiet(s->journal, leave)) leave(s);
 }

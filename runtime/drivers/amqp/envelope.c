@@ -109,8 +109,6 @@ static void read_headers(rmq_envelope *e, rmq_reader table, const char *queue) {
             read_own(e, name, &v);
         else if (!begins(name, "x-"))
             add_value(e, name, &v);
-        else if (is(name, "x-delivery-count"))
-            e->deliveries = v.number > 0 ? v.number : 0;
         else if (!is(name, "x-death") || read_deaths(&v, queue, &rejected))
             add_value(e, name, &v);
     }
@@ -128,7 +126,7 @@ bool rmq_envelope_read(rmq_reader r, const rmq_route *route, mw_headers *scratch
     rmq_reader table = {0};
     uint64_t seconds = 0;
     scratch->len = 0;
-    *e = (rmq_envelope){.headers = scratch, .deliveries = -1};
+    *e = (rmq_envelope){.headers = scratch};
     e->parts.priority = MW_PRIORITY_DEFAULT;
     if (rmq_u16(&r) != BASIC) return false;
     rmq_u16(&r); /* weight */
@@ -184,6 +182,11 @@ static int place_of(const mw_header *h) {
     return -1;
 }
 
+static bool is_brokers_own(const mw_header *h) {
+    rmq_str name = {h->name, h->name_len};
+    return is(name, "amqp-user-id") || is(name, "x-delivery-count");
+}
+
 static bool is_number(const mw_header *h) {
     for (size_t i = 0; i < h->value_len; i++)
         if (h->value[i] < '0' || h->value[i] > '9') return false;
@@ -218,8 +221,7 @@ static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_h
         if (place >= 0 && (properties[place].flag != HAS_EXPIRATION || is_number(&h))) {
             found[place] = h;
             *flags |= properties[place].flag;
-        } else if (!(h.name_len == 12 &&
-                     memcmp(h.name, "amqp-user-id", 12) == 0)) { /* checked by the broker */
+        } else if (!is_brokers_own(&h)) {
             put_header(b, &h);
         }
     }

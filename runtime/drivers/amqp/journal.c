@@ -7,7 +7,7 @@
  *   failures, due time, first error   of a message that waits here for its next attempt
  *   begun                             a handler has it for more than a turn of the loop; dead with us, it
  * counts met                               it came a second time although nothing was known of it; a third
- * time counts
+ * time it is a suspect, and runs alone (consume.c)
  *
  * A handler that ends within its turn, which is the rule, costs nothing here. */
 #include <stdio.h>
@@ -259,7 +259,7 @@ void rmq_journal_failed(rmq_journal *j, const mw_settlement *x) {
     if (!e->first_error) e->first_error = mw_text_ref(x->error);
     if (!n->error) n->error = mw_text_ref(e->first_error);
     e->failures = n->failures = x->attempt;
-    e->begun = false;
+    e->begun = e->suspect = false;
     n->flags = 0;
     n->due_ms = mw_loop_wall_ms(j->sub->conn->loop) + x->delay_ms;
     changed(j);
@@ -289,9 +289,11 @@ void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
     rmq_entry *e = rmq_entry_of(j->sub, in->tag);
     note *n = note_of(j, identity_of(e));
     if (n->failures < e->failures) n->failures = e->failures;
-    if (n->flags & (BEGUN | MET)) {
+    if (n->flags & BEGUN) {
         n->failures++;
         n->due_ms = 0;
+    } else if (n->flags & MET) {
+        e->suspect = j->sub->careful = true;
     }
     n->flags = MET;
     in->attempt = n->failures + 1;
@@ -300,6 +302,13 @@ void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
         in->first_error = mw_text_ref(n->error);
         e->first_error = mw_text_ref(n->error);
     }
+    changed(j);
+    j->met_version = j->version;
+}
+
+void rmq_journal_suspect(rmq_journal *j, uint64_t tag) {
+    rmq_entry *e = rmq_entry_of(j->sub, tag);
+    note_of(j, identity_of(e))->flags = BEGUN;
     changed(j);
     j->met_version = j->version;
 }

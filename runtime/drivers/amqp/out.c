@@ -64,14 +64,18 @@ static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
     if (!taken) {
         mw_fail(&e, MW_ECLOSED, true, "%s: the broker did not take the message", p->to->name);
         rmq_finish(p, &e);
+    } else if (p->returned && p->to->kind != RMQ_TO_EXCHANGE &&
+               !p->again) { /* deleted: declared, and once more */
+        p->again = true;
+        p->returned = false;
+        p->to->state = p->to->state == RMQ_THERE ? RMQ_UNKNOWN : p->to->state;
+        rmq_fifo_push(rmq_target_ready(c, p->to) ? &c->ready : &p->to->waiting, p);
     } else if (p->returned) {
         if (p->to->kind == RMQ_TO_EXCHANGE)
             mw_fail(&e, MW_EUSAGE, true, "unroutable: exchange \"%s\" has no queue bound for \"%s\"",
                     p->to->exchange, p->to->key);
         else
             mw_fail(&e, MW_EUSAGE, true, "unroutable: there is no queue \"%s\"", p->to->key);
-        if (p->to->kind != RMQ_TO_EXCHANGE)
-            p->to->state = RMQ_UNKNOWN; /* deleted: declared again by the next one */
         rmq_finish(p, &e);
     } else {
         rmq_finish(p, NULL);
@@ -380,7 +384,7 @@ rmq_line *rmq_out(rmq_conn *c) {
 void rmq_send_to(rmq_conn *c, rmq_pub *p, rmq_target *to) {
     mw_message_ref(p->msg);
     p->to = to;
-    p->returned = p->dropped = false;
+    p->returned = p->dropped = p->again = false;
     if (!rmq_out(c)) {
         mw_error e;
         mw_fail(&e, MW_ECLOSED, true, "cannot connect to the broker");

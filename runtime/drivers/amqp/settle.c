@@ -1,13 +1,13 @@
-/* settle.c - what becomes of deliveries at the broker. Acks gather in the batch the core hands over: the
- * unbroken run at the low end of the window goes as one "multiple" ack, the others one by one, all of it in
- * one write. A retry is a copy in a delay tier that the broker has confirmed, then an ack; a held retry stays
- * where it is, and the journal remembers it. */
+/* settle.c - what becomes of deliveries at the broker. Acks gather for a few milliseconds: the unbroken run
+ * at the low end of the window goes as one "multiple" ack, the others one by one, all of it in one write. A
+ * retry is a copy in a delay tier that the broker has confirmed, then an ack; a held retry stays where it is,
+ * and the journal remembers it. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "drivers/amqp/amqp.h"
 
-enum { DELAYED_SPARE_MS = 2000 };
+enum { DELAYED_SPARE_MS = 2000, ACK_MS = 3, ACK_MOST = 256 };
 
 typedef struct rmq_answer {
     void *cookie;
@@ -32,6 +32,7 @@ static void answer_all(mw_deferred *d) {
         batch.len = 0;
         s->answers = batch;
     }
+    if (s->careful) rmq_sub_pump(s); /* the one that ran alone may be done */
 }
 
 void rmq_answer_later(rmq_sub *s, void *cookie, int code, const char *text) {
@@ -85,9 +86,22 @@ static uint64_t advance(rmq_sub *s, size_t *count) {
     return last;
 }
 
+static void ack_late(mw_timer *t) { rmq_write_acks(mw_container_of(t, rmq_sub, ack_soon)); }
+
+/* A broker that gets an ack for each few messages sends them in fews, and both sides spend their time on
+ * system calls. */
+static void gather_acks(rmq_sub *s) {
+    size_t n = s->done.len / sizeof(uint64_t);
+    if (n >= s->prefetch / 4 || n >= ACK_MOST)
+        rmq_write_acks(s);
+    else if (n && !mw_timer_running(&s->ack_soon))
+        mw_timer_start_real(s->conn->loop, &s->ack_soon, ACK_MS, ack_late);
+}
+
 void rmq_write_acks(rmq_sub *s) {
     size_t n = s->done.len / sizeof(uint64_t), run = 0;
-    if (!n) return;
+    mw_timer_stop(&s->ack_soon);
+    if (!n || !s->line) return;
     const uint64_t *tags = (const uint64_t *)(void *)s->done.data;
     mw_buf *b = rmq_line_out(s->line);
     uint64_t last = advance(s, &run);
@@ -133,7 +147,7 @@ static void copied(rmq_sub *s, const again *a, const mw_error *e) {
         if (due > s->delayed_until) s->delayed_until = due;
         s->delayed++;
         rmq_acked(s, a->tag);
-        rmq_write_acks(s);
+        gather_acks(s);
         rmq_answer_later(s, a->cookie, 0, NULL);
     }
 }
@@ -207,6 +221,6 @@ static void settle_one(rmq_sub *s, const mw_settlement *x) {
 void rmq_settle(mw_sub *sub, const mw_settlement *list, size_t count) {
     rmq_sub *s = (rmq_sub *)sub;
     for (size_t i = 0; i < count; i++) settle_one(s, &list[i]);
-    rmq_write_acks(s);
+    gather_acks(s);
     rmq_pump(s->conn);
 }

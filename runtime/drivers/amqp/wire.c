@@ -1,5 +1,6 @@
 #include "drivers/amqp/wire.h"
 
+#include <endian.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +8,7 @@
 
 /* ---- reading ---- */
 
-static const unsigned char *take(rmq_reader *r, size_t n) {
+static inline const unsigned char *take(rmq_reader *r, size_t n) {
     if (r->bad || (size_t)(r->end - r->at) < n) {
         r->bad = true;
         return NULL;
@@ -17,17 +18,31 @@ static const unsigned char *take(rmq_reader *r, size_t n) {
     return p;
 }
 
-static uint64_t number(rmq_reader *r, size_t n) {
-    const unsigned char *p = take(r, n);
-    uint64_t v = 0;
-    for (size_t i = 0; p && i < n; i++) v = v << 8 | p[i];
-    return v;
+uint8_t rmq_u8(rmq_reader *r) {
+    const unsigned char *p = take(r, 1);
+    return p ? *p : 0;
 }
 
-uint8_t rmq_u8(rmq_reader *r) { return (uint8_t)number(r, 1); }
-uint16_t rmq_u16(rmq_reader *r) { return (uint16_t)number(r, 2); }
-uint32_t rmq_u32(rmq_reader *r) { return (uint32_t)number(r, 4); }
-uint64_t rmq_u64(rmq_reader *r) { return number(r, 8); }
+uint16_t rmq_u16(rmq_reader *r) {
+    const unsigned char *p = take(r, 2);
+    return p ? (uint16_t)(p[0] << 8 | p[1]) : 0;
+}
+
+uint32_t rmq_u32(rmq_reader *r) {
+    const unsigned char *p = take(r, 4);
+    uint32_t v;
+    if (!p) return 0;
+    memcpy(&v, p, sizeof v);
+    return be32toh(v);
+}
+
+uint64_t rmq_u64(rmq_reader *r) {
+    const unsigned char *p = take(r, 8);
+    uint64_t v;
+    if (!p) return 0;
+    memcpy(&v, p, sizeof v);
+    return be64toh(v);
+}
 
 static rmq_str text_of(rmq_reader *r, size_t len) {
     const unsigned char *p = take(r, len);

@@ -1,5 +1,6 @@
 -- rabbitmq.lua - a real rabbitmq-server for specs: one per test run, on free loopback ports, with its own epmd, cookie,
--- folders and certificates; plain and TLS listeners. It starts on first use (10 to 20 s) and ends with the spec process.
+-- folders and certificates; plain and TLS listeners. It starts on first use (10 to 20 s) and ends with the spec
+-- process.
 --
 -- Specs look into it and hurt it through eval(): a listener inside the node that evaluates Erlang. rabbitmqctl would do
 -- the same, but takes a second of CPU each time, and a spec asks hundreds of times.
@@ -112,8 +113,8 @@ local MINE = [[
   Queues = [{element(4, amqqueue:get_name(Q)), Q} || Q <- rabbit_amqqueue:list(%s)],
 ]]
 
--- Messages of a channel that are not settled, at this moment: ready and handed out, in its queue and in the queues where
--- its delayed messages wait.
+-- Messages of a channel that are not settled, at this moment: ready and handed out, in its queue and in the queues
+-- where its delayed messages wait.
 function Server:unsettled(vhost, channel)
   return tonumber(self:eval((MINE .. [[
     Count = fun(Q) -> case amqqueue:get_type(Q) of
@@ -121,7 +122,8 @@ function Server:unsettled(vhost, channel)
         {ok, {_, #{num_messages := N}}, _} = ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:overview/1), N;
       _ -> [{_, R}, {_, U}] = rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged]), R + U
     end end,
-    lists:sum([Count(Q) || {Name, Q} <- Queues, Name == Wanted orelse Tier(Name)])]]):format(binary(channel), binary(vhost))))
+    lists:sum([Count(Q) || {Name, Q} <- Queues, Name == Wanted orelse Tier(Name)])]])
+    :format(binary(channel), binary(vhost))))
 end
 
 -- The names of the queues where its delayed messages wait.
@@ -151,8 +153,9 @@ end
 
 -- A memory alarm, until it is cleared: publishing connections are blocked.
 function Server:alarm(on)
-  self:eval(on and "vm_memory_monitor:set_vm_memory_high_watermark(0.0), rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []})"
-    or "vm_memory_monitor:set_vm_memory_high_watermark(0.4), rabbit_alarm:clear_alarm({resource_limit, memory, node()})")
+  self:eval(("vm_memory_monitor:set_vm_memory_high_watermark(%s), %s"):format(on and "0.0" or "0.4",
+    on and "rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []})"
+      or "rabbit_alarm:clear_alarm({resource_limit, memory, node()})"))
 end
 
 --- Certificates -------------------------------------------------------------------------------------------------------
@@ -168,8 +171,8 @@ local function certificate(dir, name, common_name, extension)
   file:close()
   openssl(dir, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", name .. ".key", "-out", name .. ".csr", "-subj",
     "/CN=" .. common_name)
-  openssl(dir, "x509", "-req", "-in", name .. ".csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-    "-out", name .. ".crt", "-extfile", name .. ".ext")
+  openssl(dir, "x509", "-req", "-in", name .. ".csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days",
+    "2", "-out", name .. ".crt", "-extfile", name .. ".ext")
 end
 
 local function certificates(dir)

@@ -1,6 +1,6 @@
---- An exchange of RabbitMQ as a target of mw.publish: `broker:exchange "orders"`. The driver gets "\1exchange\2key" as the
---- channel ("\3" in front: unroutable messages are no error); no channel's name can look like that. In specs, where every
---- broker is a memory one, the bindings of the project's topology decide which queues get a copy.
+--- An exchange of RabbitMQ as a target of mw.publish: `broker:exchange "orders"`. The driver gets "\1exchange\2key" as
+--- the channel ("\3" in front: unroutable messages are no error); no channel's name can look like that. In specs,
+--- where every broker is a memory one, the bindings of the project's topology decide which queues get a copy.
 local M = {}
 
 ---@class moonwire.Exchange
@@ -106,7 +106,8 @@ function Exchange:addresses(key, headers)
   local found = {}
   route(self.connection, self.name, key, headers, found, {})
   if #found == 0 and self.mandatory then
-    return nil, ("unroutable: exchange %q has no queue bound for %q in the topology of moonwire.lua"):format(self.name, key)
+    local text = "unroutable: exchange %q has no queue bound for %q in the topology of moonwire.lua"
+    return nil, text:format(self.name, key)
   end
   return found
 end

@@ -104,7 +104,8 @@ M.topology = {
   exchanges = {
     kind = "exchange", rank = 1, settings = exchange,
     rules = with(DURABLE, {
-      type = { kind = "choice", of = { "direct", "topic", "fanout", "headers", "x-consistent-hash" }, default = "topic" },
+      type = { kind = "choice", default = "topic",
+               of = { "direct", "topic", "fanout", "headers", "x-consistent-hash" } },
       internal = { kind = "boolean", default = false },
       alternate = { kind = "string" },
     }),

@@ -1,0 +1,146 @@
+/* amqp_test.c - the RabbitMQ driver without a broker: tables, envelopes, tiers, and lines that a broker broke
+ * off. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "drivers/amqp/amqp.h"
+
+static rmq_reader over(const mw_buf *b) {
+    return (rmq_reader){(unsigned char *)b->data, (unsigned char *)b->data + b->len, false};
+}
+
+static void test_reader_ends(void) {
+    static const unsigned char bytes[] = {5, 'a', 'b'};
+    rmq_reader r = {bytes, bytes + sizeof bytes, false};
+    rmq_str s = rmq_short(&r);
+    CHECK(r.bad && s.len == 0);
+    CHECK(rmq_u64(&r) == 0 && rmq_u8(&r) == 0); /* zeros from then on */
+}
+
+static void nest(mw_buf *b, int depth) {
+    size_t mark = rmq_open(b);
+    if (depth) {
+        rmq_put_field(b, "t", 'F');
+        nest(b, depth - 1);
+    }
+    rmq_close(b, mark);
+}
+
+static void test_depth(void) {
+    for (int depth = RMQ_TABLE_DEPTH - 1; depth < RMQ_TABLE_DEPTH + 3; depth++) {
+        mw_buf b = {0};
+        nest(&b, depth);
+        rmq_reader r = over(&b);
+        CHECK(rmq_table_valid(rmq_table(&r)) == (depth <= RMQ_TABLE_DEPTH));
+        mw_buf_free(&b);
+    }
+    mw_buf b = {0}; /* a length that points behind the end */
+    rmq_put_field(&b, "t", 'F');
+    rmq_put_u32(&b, 1000);
+    CHECK(!rmq_table_valid(over(&b)));
+    mw_buf_free(&b);
+}
+
+static void check_text(char type, uint64_t bits, int width, const char *expected) {
+    mw_buf b = {0}, text = {0};
+    rmq_value v;
+    rmq_put_u8(&b, (uint8_t)type);
+    if (type == 'D') rmq_put_u8(&b, 2);
+    for (int i = width - 1; i >= 0; i--) rmq_put_u8(&b, (uint8_t)(bits >> (8 * i)));
+    rmq_reader r = over(&b);
+    CHECK(rmq_value_read(&r, &v));
+    rmq_value_text(&v, &text);
+    CHECK(text.len == strlen(expected) && memcmp(text.data ? text.data : "", expected, text.len) == 0);
+    mw_buf_free(&b);
+    mw_buf_free(&text);
+}
+
+static void test_values(void) {
+    check_text('t', 1, 1, "true");
+    check_text('b', 0xff, 1, "-1");
+    check_text('B', 0xff, 1, "255");
+    check_text('s', 0xfffe, 2, "-2");
+    check_text('I', 0xffffffff, 4, "-1");
+    check_text('i', 0xffffffff, 4, "4294967295");
+    check_text('l', 1, 8, "1");
+    check_text('d', 0x3ff8000000000000, 8, "1.5");
+    check_text('T', 0, 8, "1970-01-01T00:00:00Z");
+    check_text('T', UINT64_MAX, 8, "-1");
+    check_text('D', 314, 4, "3.14");
+    check_text('D', (uint32_t)-5, 4, "-0.05");
+    check_text('V', 0, 0, "");
+}
+
+static void test_envelope(void) {
+    mw_headers h = {0}, scratch = {0};
+    mw_headers_add(&h, "correlation-id", 14, "c1", 2);
+    mw_headers_add(&h, "reply-to", 8, "answers", 7);
+    mw_headers_add(&h, "expiration", 10, "not a number", 12);
+    mw_headers_add(&h, "x", 1, "a\0b", 3);
+    mw_parts p = {.body = "body",
+                  .body_len = 4,
+                  .key = "k\0",
+                  .key_len = 2,
+                  .has_key = true,
+                  .id = "id",
+                  .id_len = 2,
+                  .type = "text/plain",
+                  .type_len = 10,
+                  .headers = h.data,
+                  .headers_len = h.len,
+                  .priority = 7,
+                  .time_ms = 1700000000123};
+    rmq_stamp stamp = {.failures = 3, .first_error = mw_text_new("boom", 4)};
+    mw_buf b = {0};
+    rmq_envelope_write(&b, &p, &stamp);
+    rmq_envelope e;
+    uint64_t size;
+    rmq_route route = {.exchange = {"ex", 2}, .key = {"key", 3}, .queue = "in"};
+    CHECK(rmq_envelope_read(over(&b), &route, &scratch, &e, &size));
+    CHECK(size == 4 && e.failures == 3 && e.first_error.len == 4 && e.has_id);
+    CHECK(e.parts.has_key && e.parts.key_len == 2 && e.parts.time_ms == 1700000000123 &&
+          e.parts.priority == 7);
+    CHECK(e.reply_to.len == 7 && e.correlation.len == 2);
+    mw_header found;
+    CHECK(mw_headers_find(e.parts.headers, e.parts.headers_len, "x", &found) && found.value_len == 3);
+    CHECK(mw_headers_find(e.parts.headers, e.parts.headers_len, "expiration", &found) &&
+          found.value_len == 12);
+    CHECK(mw_headers_find(e.parts.headers, e.parts.headers_len, "amqp-routing-key", &found));
+    CHECK(!mw_headers_find(e.parts.headers, e.parts.headers_len, "mw-attempts", &found));
+    for (size_t cut = 0; cut < b.len; cut++) { /* no prefix of it is read beyond its end */
+        char *copy = malloc(cut ? cut : 1);
+        memcpy(copy, b.data, cut);
+        rmq_reader r = {(unsigned char *)copy, (unsigned char *)copy + cut, false};
+        CHECK(!rmq_envelope_read(r, &route, &scratch, &e, &size));
+        free(copy);
+    }
+    mw_buf_free(&b);
+    mw_headers_free(&h);
+    mw_headers_free(&scratch);
+    mw_text_unref(stamp.first_error);
+}
+
+static void test_tiers(void) {
+    static const int64_t usual[] = {100,  200,  300,   500,   1000,   2000,  3000,
+                                    5000, 6000, 30000, 60000, 300000, 600000};
+    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) CHECK(rmq_tier(usual[i], true) == usual[i]);
+    int tiers = 0;
+    for (int64_t ms = 1, last = 0; ms < 1000000; ms++) {
+        int64_t tier = rmq_tier(ms, true);
+        CHECK(tier >= ms && (tier <= ms + ms / 3 + 10));
+        tiers += tier != last;
+        last = tier;
+        tier = rmq_tier(ms, false);
+        CHECK(tier >= ms && tier <= ms + ms / 100 + 10);
+    }
+    CHECK(tiers < 60); /* a queue each, at most */
+}
+
+int main(int argc, char **argv) {
+    static const test TESTS[] = {{"reader", test_reader_ends}, {"depth", test_depth}, {"values", test_values},
+                                 {"envelope", test_envelope},  {"tiers", test_tiers}, {NULL, NULL}};
+    int result = run_tests(TESTS, argc, argv);
+    mw_text_cache_clear();
+    return result;
+}
