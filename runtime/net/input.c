@@ -1,5 +1,7 @@
 /* input.c - reads into the place where the parser looks, a bounded amount per turn. The buffer grows with
  * what has arrived, never with what a peer announces. */
+#include <errno.h>
+
 #include "net/internal.h"
 #include "net/socket.h"
 
@@ -44,6 +46,9 @@ static ssize_t read_some(mw_stream *s, size_t room, bool *more, mw_error *e) {
 
 static void lost(mw_stream *s, const mw_error *cause) {
     mw_error e;
+    /* After a write that failed, the end of the input tells more only when all that is known is that it
+     * closed. */
+    if (s->write_failed && s->why.code != EPIPE && s->why.code != ECONNRESET) return;
     mw_fail(&e, cause->code, true, "%s: %s", s->address, cause->text);
     mw_stream_doom(s, &e);
 }

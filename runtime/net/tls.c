@@ -175,7 +175,7 @@ static int load_context(mw_tls *t, mw_error *e) {
     if (!context) return -1;
     SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);
     SSL_CTX_sess_set_new_cb(context, keep_session);
-    SSL_CTX_set_verify(context, t->o->insecure ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, mw_tls_judge);
+    if (!t->o->insecure) SSL_CTX_set_verify(context, SSL_VERIFY_PEER, mw_tls_judge);
     SSL_CTX_free(t->context);
     t->context = context;
     t->files = files;

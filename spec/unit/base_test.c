@@ -382,6 +382,51 @@ static void loop_deferred(void) {
     expect_trace("ca");
 }
 
+static void run_last(mw_deferred *d) {
+    job *j = mw_container_of(d, job, d);
+    note(j->name);
+    if (j->then) mw_defer_last(loop, &j->then->d, run_last);
+}
+
+static void defer_from_deferred(mw_deferred *d) {
+    job *j = mw_container_of(d, job, d);
+    note(j->name);
+    mw_defer_last(loop, &j->then->d, run_last);
+}
+
+static void loop_deferred_last(void) {
+    job a = {.name = "a"}, b = {.name = "b"}, x = {.name = "x"}, y = {.name = "y"}, z = {.name = "z"};
+    mw_defer_last(loop, &x.d, run_last);
+    mw_defer(loop, &a.d, run_job);
+    CHECK(mw_loop_pending(loop), "something is to be done");
+    mw_loop_step(loop, 1000); /* does not wait */
+    expect_trace("ax");
+    b.then = &y; /* from a deferred call: still in this turn, behind everything */
+    mw_defer(loop, &b.d, defer_from_deferred);
+    mw_defer(loop, &a.d, run_job);
+    mw_loop_step(loop, 1000);
+    expect_trace("bay");
+    x.then = &z; /* from one of them: in the next turn */
+    mw_defer_last(loop, &x.d, run_last);
+    mw_loop_step(loop, 0);
+    expect_trace("x");
+    mw_loop_step(loop, 1000);
+    expect_trace("z");
+    x.then = NULL;
+    mw_defer_last(loop, &x.d, run_last);
+    mw_defer_last(loop, &y.d, run_last);
+    mw_deferred_cancel(loop, &y.d); /* the tail must survive, of both lists */
+    mw_defer(loop, &a.d, run_job);
+    mw_defer(loop, &b.d, run_job);
+    mw_deferred_cancel(loop, &b.d);
+    mw_defer_last(loop, &z.d, run_last);
+    mw_defer(loop, &b.d, run_job);
+    b.then = NULL;
+    mw_loop_step(loop, 0);
+    expect_trace("abxz");
+    CHECK(!mw_loop_pending(loop), "nothing is left");
+}
+
 static uint64_t real_ms(void) {
     mw_loop_now_update(loop);
     return mw_loop_mono_ms(loop);
@@ -851,6 +896,7 @@ static const test tests[] = {
     {"map_random", map_random},
     {"acks_random", acks_random},
     {"loop_deferred", loop_deferred},
+    {"loop_deferred_last", loop_deferred_last},
     {"loop_timers", loop_timers},
     {"loop_run_and_stop", loop_run_and_stop},
     {"loop_io", loop_io},

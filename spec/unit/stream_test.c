@@ -291,17 +291,16 @@ static void test_connect_deadline(void) {
     owner o = {0}, only = {0};
     snprintf(hosts, sizeof hosts, "%s,%s", silent.hosts, p.hosts);
     int64_t began = now_ms();
-    open_with(&o, (mw_stream_options){.hosts = hosts, .connect_ms = 200});
-    open_with(&only, (mw_stream_options){.hosts = silent.hosts, .connect_ms = 200});
-    turns(50);
+    open_with(&o, (mw_stream_options){.hosts = hosts, .connect_ms = 600});
+    open_with(&only, (mw_stream_options){.hosts = silent.hosts, .connect_ms = 600});
     mw_peer look;
-    mw_stream_look(o.s, "it", &look);
-    CHECK(strcmp(look.state, "connecting") == 0 && strcmp(look.address, silent.hosts) == 0, "%s", look.state);
+    UNTIL((mw_stream_look(o.s, "it", &look), strcmp(look.state, "connecting") == 0));
+    CHECK(strcmp(look.address, silent.hosts) == 0, "%s", look.address);
     UNTIL(accepted(&p) && o.ups == 1);
-    CHECK(now_ms() - began >= 200, "the silent one had its time");
-    UNTIL(only.downs == 2);
+    CHECK(now_ms() - began >= 600, "the silent one had its time");
+    UNTIL(only.downs == 1);
     EQUAL(0, only.ups);
-    CHECK(has(only.why.text, "no answer in 0.2 s") && has(only.why.text, silent.hosts), "%s", only.why.text);
+    CHECK(has(only.why.text, "no answer in 0.6 s") && has(only.why.text, silent.hosts), "%s", only.why.text);
     end_owner(&o);
     end_owner(&only);
     end_peer(&silent);
@@ -409,13 +408,12 @@ static void test_one_byte_at_a_time(void) {
 static void test_silence(void) {
     peer p = listen_on("127.0.0.1", 0, 8), q = listen_on("127.0.0.1", 0, 8);
     owner o = {0}, half = {.frames = true};
-    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 150});
-    open_with(&half, (mw_stream_options){.hosts = q.hosts, .idle_ms = 150});
+    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 200});
+    open_with(&half, (mw_stream_options){.hosts = q.hosts, .idle_ms = 200});
     UNTIL(accepted(&p) && accepted(&q) && o.ups && half.ups);
     say(&q, "\0\0\0\11abc", 7); /* and no more of it */
-    UNTIL(o.downs == 1 && half.downs == 1);
-    CHECK(has(o.why.text, "nothing came from the server for 0.1 s") || has(o.why.text, "0.2 s"), "%s",
-          o.why.text);
+    UNTIL(o.downs && half.downs);
+    CHECK(has(o.why.text, "nothing came from the server for 0.2 s"), "%s", o.why.text);
     EQUAL(0, half.got_len);
     UNTIL(o.ups >= 2 && half.ups >= 2);
     end_owner(&o);
@@ -545,12 +543,12 @@ static void test_large_frames(void) {
 static void test_hold(void) {
     peer p = listen_on("127.0.0.1", 0, 8);
     owner o = {.frames = true, .hold_after_one = true};
-    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 100});
+    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 1000});
     UNTIL(accepted(&p) && o.ups);
     say(&p, "\0\0\0\1a\0\0\0\1b\0\0\0\1c\0\0\0\2d", 20);
     for (size_t i = 1; i <= 3; i++) {
         UNTIL(o.got_len == i);
-        turns(i == 1 ? 250 : 10); /* a held stream is not idle */
+        turns(i == 1 ? 1300 : 10); /* a held stream is not idle */
         EQUAL(i, o.got_len);
         EQUAL(i, o.inputs);
         mw_stream_hold(o.s, false);
@@ -646,7 +644,7 @@ static void test_slow_reader(void) {
     setsockopt(p.listener, SOL_SOCKET, SO_RCVBUF, &(int){128 << 10},
                sizeof(int)); /* it takes little at a time */
     owner o = {0};
-    open_with(&o, (mw_stream_options){.hosts = p.hosts, .write_ms = 500, .retry_ms = 60000});
+    open_with(&o, (mw_stream_options){.hosts = p.hosts, .write_ms = 1200, .retry_ms = 60000});
     UNTIL(accepted(&p) && o.ups);
     mw_stream_write(o.s, data, SIZE / 2);
     memcpy(mw_stream_reserve(o.s, SIZE), data + SIZE / 2, SIZE / 2);
@@ -654,7 +652,7 @@ static void test_slow_reader(void) {
     CHECK(mw_stream_full(o.s), "far above the mark");
     size_t got = 0;
     uint64_t sum = 0;
-    for (int64_t began = now_ms(); now_ms() - began < 1200;) { /* longer than write_ms, but something moves */
+    for (int64_t began = now_ms(); now_ms() - began < 2500;) { /* longer than write_ms, but something moves */
         size_t n = hear(&p, heard, sizeof heard);
         sum = sum_of(heard, n, sum);
         got += n;
@@ -776,7 +774,7 @@ static void test_virtual_clock(void) {
     peer p = listen_on("127.0.0.1", 0, 8);
     owner o = {0}, away = {0};
     mw_loop_virtual(loop, true);
-    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 200});
+    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 1500});
     CHECK(mw_loop_pending(loop), "it is about to connect");
     mw_loop_step(loop, 0);
     UNTIL(o.ups && accepted(&p));
@@ -796,6 +794,133 @@ static void test_virtual_clock(void) {
     CHECK(!mw_loop_pending(loop), "nothing is left");
     mw_loop_virtual(loop, false);
     end_peer(&p);
+}
+
+/* ---- all of it at once ---- */
+
+/* Streams and peers that do everything at random. What must hold: after each `up` the frames come whole and
+ * in order from the first one, and nothing comes while it is held or down. */
+typedef struct wild {
+    owner o; /* first: on_down and on_up are its */
+    peer p;
+    uint32_t sent, seen; /* frames of this connection */
+    char frame[5000];
+    size_t frame_len, frame_at;
+    bool held, up;
+    uint64_t frames;
+} wild;
+
+static void wild_up(void *arg) {
+    wild *w = arg;
+    CHECK(!w->up, "up twice");
+    w->up = true;
+    w->held = false;
+    w->seen = 0;
+    if (rnd(2)) mw_stream_established(w->o.s);
+    if (rnd(3) == 0) mw_stream_write(w->o.s, w->frame, 100);
+}
+
+static size_t wild_input(void *arg, const char *data, size_t len, size_t *need) {
+    wild *w = arg;
+    size_t used = 0;
+    uint32_t size, number;
+    CHECK(w->up && !w->held, "input while it is %s", w->up ? "held" : "down");
+    while (len - used >= 8) {
+        memcpy(&size, data + used, 4);
+        memcpy(&number, data + used + 4, 4);
+        if (len - used < 8 + size) {
+            *need = 8 + size;
+            break;
+        }
+        CHECK(number == ++w->seen, "frame %u instead of %u", number, w->seen);
+        for (uint32_t i = 0; i < size; i++)
+            if ((uint8_t)data[used + 8 + i] != (uint8_t)(number + i))
+                CHECK(false, "byte %u of frame %u", i, number);
+        used += 8 + size;
+        w->frames++;
+        if (rnd(20) == 0) {
+            mw_stream_hold(w->o.s, true);
+            w->held = true;
+            break;
+        }
+        if (rnd(200) == 0) {
+            mw_error e;
+            mw_fail(&e, 0, true, "a whim");
+            mw_stream_fail(w->o.s, &e);
+            break;
+        }
+    }
+    return used;
+}
+
+static void wild_down(void *arg, const mw_error *why) {
+    wild *w = arg;
+    CHECK(why->text[0], "a reason");
+    w->up = w->held = false;
+    w->o.downs++;
+}
+
+static void next_frame(wild *w) {
+    uint32_t size = (uint32_t)rnd(rnd(8) ? 50 : sizeof w->frame - 8), number = ++w->sent;
+    memcpy(w->frame, &size, 4);
+    memcpy(w->frame + 4, &number, 4);
+    for (uint32_t i = 0; i < size; i++) w->frame[8 + i] = (char)(number + i);
+    w->frame_len = 8 + size;
+    w->frame_at = 0;
+}
+
+static void peer_acts(wild *w) {
+    if (w->p.fd < 0) {
+        if (!accepted(&w->p)) return;
+        w->sent = 0;
+        next_frame(w);
+    }
+    if (rnd(300) == 0) return hang_up(&w->p);
+    if (rnd(4) == 0) (void)hear(&w->p, (char[4096]){0}, 4096);
+    for (uint64_t pieces = rnd(20); pieces; pieces--) {
+        size_t n = 1 + rnd(w->frame_len - w->frame_at);
+        ssize_t sent = sendto(w->p.fd, w->frame + w->frame_at, n, MSG_NOSIGNAL, NULL, 0);
+        if (sent < 0 && errno != EAGAIN) return hang_up(&w->p);
+        if (sent > 0) w->frame_at += (size_t)sent;
+        if (w->frame_at == w->frame_len) next_frame(w);
+    }
+}
+
+static void owner_acts(wild *w) {
+    static char much[100000];
+    if (w->held && rnd(3) == 0) {
+        w->held = false;
+        mw_stream_hold(w->o.s, false);
+    }
+    if (rnd(5) == 0 && !mw_stream_full(w->o.s))
+        mw_stream_write(w->o.s, much, rnd(rnd(10) ? 100 : sizeof much));
+}
+
+static void test_everything_at_random(void) {
+    enum { COUNT = 8 };
+    static const mw_stream_events wild_events = {wild_up, wild_input, wild_down, NULL};
+    static wild all[COUNT];
+    uint64_t frames = 0, downs = 0;
+    mw_error e;
+    for (wild *w = all; w < all + COUNT; w++) {
+        w->p = listen_on("127.0.0.1", 0, 8);
+        mw_stream_options o = {.hosts = w->p.hosts, .retry_ms = 1, .retry_cap_ms = 4, .idle_ms = 5000};
+        w->o.s = mw_stream_open(loop, &o, &wild_events, w, &e);
+    }
+    for (int i = 0; i < 6000; i++) {
+        for (wild *w = all; w < all + COUNT; w++) {
+            peer_acts(w);
+            owner_acts(w);
+        }
+        mw_loop_step(loop, rnd(10) ? 0 : 1);
+    }
+    for (wild *w = all; w < all + COUNT; w++) {
+        frames += w->frames;
+        downs += (uint64_t)w->o.downs;
+        end_owner(&w->o);
+        end_peer(&w->p);
+    }
+    CHECK(frames > 10000 && downs > 100, "%d frames, %d times down", (int)frames, (int)downs);
 }
 
 /* ---- parts ---- */
@@ -932,6 +1057,7 @@ static const test tests[] = {{"echo", test_echo},
                              {"socket_options", test_socket_options},
                              {"self_connect", test_self_connect},
                              {"fifo", test_fifo},
+                             {"everything_at_random", test_everything_at_random},
                              {"feed", test_feed},
                              {"report", test_report},
                              {0}};
