@@ -331,7 +331,8 @@ local function redis_latency(port, folder)
   local function measure(consumer)
     bench.capture(("redis-cli -p %d FLUSHALL"):format(port))
     bench.capture(("'%s/bench/raw_redis' group %d 0"):format(bench.build, port))
-    os.execute(("rm -rf '%s/p'; mkdir '%s/p'; %s > '%s/echo' 2>&1 &"):format(folder, folder, consumer, folder))
+    os.execute(("rm -rf '%s/p'; mkdir '%s/p'; %s > '%s/echo' 2>&1 & sleep 1"):format( -- its start is no latency
+      folder, folder, consumer, folder))
     return run(("'%s/bench/raw_redis' latency %d %d %d"):format(bench.build, port, n, rate))
   end
   local raw = measure(("'%s/bench/raw_redis' echo %d %d"):format(bench.build, port, n))
