@@ -25,6 +25,7 @@ struct mw_site {
     mw_vm *trial; /* a canary, beside it */
     uint32_t generations;
     bool draining, ending;
+    mw_deferred sweep;
     void (*drained)(void *owner);
     void *owner;
 };
@@ -64,6 +65,7 @@ void mw_site_free(mw_site *s) {
     s->links.len = 0;
     while (vm_count(s)) mw_site_reject(s, vm_at(s, 0));
     for (size_t i = 0; i < pipeline_count(s); i++) mw_pipeline_free(pipeline_at(s, i)->p);
+    mw_deferred_cancel(s->loop, &s->sweep);
     mw_buf_free(&s->links);
     mw_buf_free(&s->pipelines);
     mw_buf_free(&s->vms);
@@ -96,13 +98,34 @@ size_t mw_site_links(mw_site *s, mw_link ***list) {
     return count;
 }
 
-void mw_site_release_link(mw_site *s, mw_link *l) {
-    for (size_t i = 0; i < link_count(s); i++) {
-        if (link_at(s, i)->link != l) continue;
-        if (--link_at(s, i)->refs == 0) {
+/* A pipeline that drains outlives its generation, and needs its links until the broker has let it go. */
+static bool in_use(const mw_site *s, const mw_link *l) {
+    for (size_t i = 0; i < pipeline_count(s); i++) {
+        const mw_pipeline_spec *spec = mw_pipeline_settings(pipeline_at(s, i)->p);
+        if (pipeline_at(s, i)->open && (spec->from == l || spec->dead == l || spec->dedupe == l)) return true;
+    }
+    return false;
+}
+
+static void close_unused_links(mw_site *s) {
+    for (size_t i = 0; i < link_count(s) && !s->ending;) {
+        mw_link *l = link_at(s, i)->link;
+        if (link_at(s, i)->refs || in_use(s, l)) {
+            i++;
+        } else {
             take_out(&s->links, i, sizeof(held_link));
             mw_link_close(l);
         }
+    }
+}
+
+static void close_later(mw_deferred *d) { close_unused_links(mw_container_of(d, mw_site, sweep)); }
+
+void mw_site_release_link(mw_site *s, mw_link *l) {
+    for (size_t i = 0; i < link_count(s); i++) {
+        if (link_at(s, i)->link != l) continue;
+        link_at(s, i)->refs--;
+        close_unused_links(s);
         return;
     }
 }
@@ -162,6 +185,7 @@ void mw_site_closed(void *site, mw_pipeline *p) {
     size_t i = find(s, p);
     pipeline_at(s, i)->open = false;
     free_if_unused(s, i);
+    mw_defer(s->loop, &s->sweep, close_later); /* not now: its driver is the one that calls */
     if (s->draining && !any_open(s) && s->drained) s->drained(s->owner);
 }
 

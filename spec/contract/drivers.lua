@@ -10,6 +10,7 @@
 --   refuse(h, n)  makes the broker refuse the next n publishes and settlements; leave it out where nothing can
 --   lacks     what its brokers do not have, and what becomes of the setting, by the names of `needs`
 --   few       a share of the messages, for brokers that take long
+--   late      how many times later things may happen there
 --   close(h)  after a case
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"

@@ -1,6 +1,7 @@
 -- broker.lua - a broker as a spec sees it from outside of any worker: publish, look, take out. Uses a link of this
 -- process, whatever the driver; nothing here waits for ever.
 local C = require "moonwire.internal.cdef"
+local async = require "moonwire.internal.async"
 local core = require "moonwire.core"
 local ffi = require "ffi"
 local message = require "moonwire.internal.message"
@@ -14,6 +15,7 @@ local M = {}
 local Broker = {}
 Broker.__index = Broker
 
+local TRIES = 5
 local AT_ONCE = 2000 -- publishes under way: one commit takes them all
 
 -- Turns the loop until fn() is true; what fn returns. An error in fn is an error at once.
@@ -62,7 +64,14 @@ function Broker:publish(channel, list)
     task(function()
       local made = assert(publish.message(m[1], { id = m.id, key = m.key, headers = m.headers, priority = m.priority,
                                                   type = m.type }))
-      assert(publish.now(self.link, channel, made, m.delay))
+      for try = 1, TRIES do -- a real broker may refuse one now and then
+        C.mw_message_ref(made)
+        local ok, err, retryable = publish.now(self.link, channel, made, m.delay)
+        if ok then break end
+        if not retryable or try == TRIES then error(err, 0) end
+        async.sleep(0.1 * try)
+      end
+      C.mw_message_unref(made)
     end, ended)
     if left >= AT_ONCE or i == #list then
       M.turn_until(function() return left == 0 end, 60, "the confirms of " .. #list .. " messages")

@@ -24,7 +24,7 @@ function M.new(driver, case)
   last = last + 1
   local dir = process.tmpdir()
   local self = setmetatable({ driver = driver, case = case, dir = dir, name = ("contract-%d"):format(last),
-                              workers = {}, started = 0, late = M.late }, Harness)
+                              workers = {}, started = 0, late = M.late * (driver.late or 1) }, Harness)
   self.url = driver.url(self)
   self.broker = broker.open(self.url)
   self.trace_path = dir .. "/trace"

@@ -16,7 +16,62 @@ local Connection = {}
 ---@return moonwire.Channel
 function Connection:channel(name, options) end
 
----@class moonwire.ChannelOptions
+--- An exchange of RabbitMQ, as a target of mw.publish with `routing_key`.
+---@param name string
+---@param options? { mandatory?: boolean } false: a message that no queue takes is no error
+---@return moonwire.Exchange
+function Connection:exchange(name, options) end
+
+--- What must exist at the broker; `moonwire topology plan | apply` compares and makes it.
+---@param given moonwire.RabbitTopology
+function Connection:topology(given) end
+
+---@class moonwire.Exchange
+---@field name string
+
+---@class moonwire.RabbitTopology
+---@field exchanges? table<string, moonwire.RabbitExchange>
+---@field queues? table<string, moonwire.RabbitQueue>
+---@field bindings? moonwire.RabbitBinding[]
+
+---@class moonwire.RabbitExchange
+---@field type? "direct"|"topic"|"fanout"|"headers"|"x-consistent-hash" default "topic"
+---@field durable? boolean default true
+---@field auto_delete? boolean
+---@field internal? boolean
+---@field alternate? string the exchange for what this one cannot route
+---@field arguments? table<string, string|number|boolean>
+
+---@class moonwire.RabbitChannelOptions
+---@field type? "classic"|"quorum"|"stream"
+---@field ttl? moonwire.Seconds of messages
+---@field expires? moonwire.Seconds of the unused queue
+---@field max_length? integer
+---@field max_bytes? integer
+---@field overflow? "drop-head"|"reject-publish"|"reject-publish-dlx"
+---@field max_priority? integer
+---@field dead_exchange? string
+---@field dead_key? string
+---@field delivery_limit? integer
+---@field single_active? boolean
+---@field lazy? boolean
+
+---@class moonwire.RabbitQueue: moonwire.RabbitChannelOptions
+---@field durable? boolean default true
+---@field exclusive? boolean
+---@field auto_delete? boolean
+---@field arguments? table<string, string|number|boolean>
+
+---@class moonwire.RabbitBinding
+---@field exchange string
+---@field queue? string
+---@field to_exchange? string
+---@field key? string with * and #
+---@field match? "all"|"any"|"all-with-x"|"any-with-x" of `headers`
+---@field headers? table<string, string|number|boolean>
+---@field arguments? table<string, string|number|boolean>
+
+---@class moonwire.ChannelOptions: moonwire.RabbitChannelOptions
 ---@field retain? moonwire.Retain keep messages that every group has handled
 ---@field body_field? string Redis: the field with the body; default "body"
 ---@field trim? { acked?: boolean, count?: integer } Redis: what goes from the stream
@@ -130,6 +185,8 @@ function mw.env(name, default) end
 ---@field priority integer 0 to 9, 4 when nobody said
 ---@field channel string
 ---@field pipeline string
+---@field reply_to string|nil the channel that a reply is wanted on, see mw.reply
+---@field correlation_id string|nil
 local Message = {}
 
 --- A few fields out of a JSON body, without decoding the rest.
@@ -183,12 +240,40 @@ function mw.error(class, text, after) end
 ---@field type? string content type
 ---@field now? boolean send at once and wait for the confirm, whatever becomes of the handler
 ---@field of? moonwire.Message in handle_batch: the message whose ack it goes with
+---@field correlation_id? string
+---@field reply_to? string the channel that a reply is wanted on
+---@field ttl? moonwire.Seconds RabbitMQ: dropped, or dead-lettered by the broker, when it waited longer
+---@field routing_key? string for an exchange of RabbitMQ
 
 --- Sends a message. It leaves with the ack of the message being handled; when the handler fails, it is not sent.
----@param channel moonwire.Channel|string a channel, or a name on the pipeline's own connection
+---@param channel moonwire.Channel|moonwire.Exchange|string a channel, or a name on the pipeline's own connection
 ---@param body any a string as it is, anything else as JSON
 ---@param options? moonwire.PublishOptions
 function mw.publish(channel, body, options) end
+
+---@class moonwire.RequestOptions: moonwire.PublishOptions
+---@field timeout? moonwire.Seconds default 30
+
+---@class moonwire.Reply
+---@field body string
+---@field data any the body, decoded on first use (JSON)
+---@field headers table<string, string>
+---@field id string
+---@field type string
+---@field time number
+---@field priority integer
+
+--- Publishes now and waits for the reply; none in time is an error of class transient.
+---@param channel moonwire.Channel|moonwire.Exchange|string
+---@param body any
+---@param options? moonwire.RequestOptions
+---@return moonwire.Reply
+function mw.request(channel, body, options) end
+
+--- Replies to the message that is being handled, with its ack.
+---@param body any
+---@param options? moonwire.PublishOptions
+function mw.reply(body, options) end
 
 -- ---- waiting, time, ids ----
 
