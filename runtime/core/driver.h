@@ -180,6 +180,9 @@ typedef struct mw_host {
     size_t (*room)(mw_source *s, size_t *bytes);
     void (*deliver)(mw_source *s, const mw_incoming *in, size_t count);
     void (*fence)(mw_source *s, uint32_t unit); /* what was delivered for this unit is no longer ours */
+    /* This unit is about to be taken away: what no handler has begun is forgotten, as if it had never been
+     * delivered. Returns how many are left; they may still be settled until the unit is fenced. */
+    uint32_t (*recall)(mw_source *s, uint32_t unit);
     void (*settled)(mw_source *s, void *cookie, const mw_error *e);
     void (*mark)(mw_source *s, uint64_t lane,
                  mw_mark mark);   /* known marks, before the first delivery and when they change */

@@ -3,10 +3,10 @@
 
 #include "core/driver.h"
 
-extern const mw_driver mw_driver_memory, mw_driver_memory_offset, mw_driver_embedded;
+extern const mw_driver mw_driver_memory, mw_driver_memory_offset, mw_driver_embedded, mw_driver_kafka;
 
 const mw_driver *const mw_drivers[] = {&mw_driver_memory, &mw_driver_memory_offset, &mw_driver_embedded,
-                                       NULL};
+                                       &mw_driver_kafka, NULL};
 
 const mw_driver *mw_driver_find(const char *scheme) {
     for (int i = 0; mw_drivers[i]; i++)

@@ -228,6 +228,7 @@ case("attempts-crash", "the attempt count survives a crash, and a crash while ha
     end]] }
   h:publish { { "x", id = "m1", key = "a" }, { "x", id = "m2", key = "a" } }
   h:wait_for("try", 3)
+  h:noted()
   h:kill()
   h:start()
   h:wait_for("done", 2)
@@ -575,6 +576,7 @@ case("dedupe-crash", "a crash between handling and ack is no duplicate: it is ha
     end]] }
   h:publish { { "x", id = "m1" } }
   h:wait_for("done", 1)
+  h:noted()
   h:kill()
   h:start()
   h:wait_for("done", 2, 15)
@@ -656,6 +658,7 @@ case("fence", "a verdict that comes after the message was taken away is discarde
     end]] }
   h:publish { { "x", id = "m1", key = "a" } }
   h:wait_for("begin", 1)
+  h:noted()
   h:cut(worker, function() return h.trace:count "begin" == 2 or h.trace:count "done" >= 1 end, 20)
   h:wait_for("done", 2)
   h:wait_settled()
@@ -674,6 +677,7 @@ case("fence-dedupe", "a late verdict does not make the message look handled: it 
     end]] }
   h:publish { { "x", id = "m1", key = "a" } }
   h:wait_for("begin", 1)
+  h:noted()
   local since = clock.now()
   h:cut(worker, function() return clock.now() - since > 2.5 * h.late or h.trace:count "begin" == 2 end, 20)
   h:wait_settled("in", 20)
@@ -850,7 +854,7 @@ end)
 case("start-newest", "start = newest: a new group begins with what comes next", function(h)
   h:publish(numbered(10))
   h:start { settings = "start = 'newest',", handler = DONE }
-  h:stay(0.3)
+  h:ready()
   h:publish { { "x", id = "next" } }
   h:wait_for("done", 1)
   h:stay(0.1)

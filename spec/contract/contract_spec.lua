@@ -21,7 +21,7 @@ for _, driver in ipairs(drivers) do
           record:not_for(case, reason)
         else
           it(("%s: %s"):format(case.name, case.title), function()
-            local h = harness.new(driver)
+            local h = harness.new(driver, case)
             local ok, err = xpcall(case.run, function(e)
               if type(e) ~= "string" then return e end
               return debug.traceback(e, 2)

@@ -3,6 +3,9 @@
 --   url(h)    a fresh broker for one case; h.dir is a folder of its own, h.name a name of its own
 --   outside   true: the broker outlives its workers, so they are real processes, and a crash is SIGKILL
 --   version() the line that the matrix shows
+--   is_empty(h, channel), messages(h, channel)  where a broker keeps what was handled: what no group has settled
+--   ready(h)  true when the group of the worker stands at the broker: it gets whatever comes from now on
+--   notes     seconds until the broker knows what a handler has begun
 --   refuse(h, n)  makes the broker refuse the next n publishes and settlements; leave it out where nothing can
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
@@ -38,4 +41,5 @@ return {
     url = function(h) return "embedded:" .. h.dir .. "/store?size=4GB" end,
     version = lmdb_version,
   },
+  require "spec.contract.kafka",
 }

@@ -20,10 +20,10 @@ M.late = slow and 3 or 1
 
 local last = 0
 
-function M.new(driver)
+function M.new(driver, case)
   last = last + 1
   local dir = process.tmpdir()
-  local self = setmetatable({ driver = driver, dir = dir, name = ("contract-%d"):format(last), workers = {},
+  local self = setmetatable({ driver = driver, case = case, dir = dir, name = ("contract-%d"):format(last), workers = {},
                               started = 0, late = M.late }, Harness)
   self.url = driver.url(self)
   self.broker = broker.open(self.url)
@@ -46,9 +46,17 @@ function Harness:publish(channel, list)
   self.broker:publish(channel, list)
 end
 
-function Harness:messages(channel) return self.broker:messages(channel) end
+function Harness:messages(channel)
+  if self.driver.messages then return self.driver.messages(self, channel) end
+  return self.broker:messages(channel)
+end
+
+function Harness:is_empty(channel)
+  if self.driver.is_empty then return self.driver.is_empty(self, channel or "in") end
+  return self.broker:is_empty(channel or "in")
+end
+
 function Harness:dead() return self.broker:messages "in.dead" end
-function Harness:is_empty(channel) return self.broker:is_empty(channel or "in") end
 
 -- Makes the broker refuse the next n publishes and settlements; nil when it cannot be made to.
 function Harness:refuse(n) return self.driver.refuse(self, n) end
@@ -173,6 +181,15 @@ end
 -- Until the channel is empty: everything in it was settled.
 function Harness:wait_settled(channel, seconds)
   self:wait(function() return self:is_empty(channel) end, seconds, "channel " .. (channel or "in") .. " to be empty")
+end
+
+-- Until the broker knows what handlers have begun, so that a crash counts.
+function Harness:noted() if self.driver.notes then self:stay(self.driver.notes * M.late) end end
+
+-- Until the worker gets whatever is published from now on.
+function Harness:ready()
+  if not self.driver.ready then return self:stay(0.3) end
+  self:wait(function() return self.driver.ready(self) end, 20, "the worker to be ready")
 end
 
 -- Turns the loop for so long, for cases that show that something does not happen.

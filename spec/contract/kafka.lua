@@ -1,0 +1,77 @@
+-- kafka.lua - Kafka in the contract suite: one broker for all cases, topics and groups of its own for each. A topic keeps
+-- what was handled, so "what is there" means what no group has settled, by what the groups committed.
+local client = require "spec.support.servers.kafka_client"
+local ffi = require "ffi"
+local kafka = require "spec.support.servers.kafka"
+
+ffi.cdef [[bool kafka_marks_says_done(uint64_t mark, const char *text, size_t len, uint64_t offset);]]
+
+local M = { name = "kafka", outside = true, notes = 0.3 }
+
+local CHANNELS = { "in", "in.dead", "out", "buried" }
+-- These speak of the order of a whole channel; elsewhere there are several partitions.
+local ONE_PARTITION = { ["order-source"] = true, ["waits-for-consumer"] = true }
+local PARTITIONS = 4
+
+function M.url(h)
+  h.server = kafka.shared()
+  h.prefix = ("%s-%d."):format(h.name, math.random(1e9))
+  h.partitions = h.case and ONE_PARTITION[h.case.name] and 1 or PARTITIONS
+  local topics = {}
+  for _, name in ipairs(CHANNELS) do
+    topics[h.prefix .. name] = { partitions = name == "in" and h.partitions or 1 }
+  end
+  if not h.server.mock then client.create(h.server.bootstrap, topics) end
+  return ("kafka://%s/%s?session.timeout.ms=%d&revoke.drain.ms=1000"):format(h.server.bootstrap, h.prefix,
+    1500 * h.late)
+end
+
+function M.version() return kafka.shared().kind end
+
+local function partitions_of(h, channel) return channel == "in" and h.partitions or 1 end
+
+-- Everything was settled by every group that there is; without one, nothing may be there.
+function M.is_empty(h, channel)
+  local topic, count = h.prefix .. channel, partitions_of(h, channel)
+  local groups = client.groups(h.server.bootstrap, h.prefix)
+  for partition = 0, count - 1 do
+    local low, high = client.ends(h.server.bootstrap, topic, partition)
+    if #groups == 0 and high > low then return false end
+  end
+  for _, group in ipairs(groups) do
+    local committed = client.committed(h.server.bootstrap, group, topic, count)
+    for partition = 0, count - 1 do
+      local _, high = client.ends(h.server.bootstrap, topic, partition)
+      if high > 0 and (committed[partition].offset or 0) < high then return false end
+    end
+  end
+  return true
+end
+
+-- Until a group stands somewhere: from then on it gets what comes.
+function M.ready(h)
+  local topic = h.prefix .. "in"
+  for _, group in ipairs(client.groups(h.server.bootstrap, h.prefix)) do
+    local committed = client.committed(h.server.bootstrap, group, topic, h.partitions)
+    for partition = 0, h.partitions - 1 do if not committed[partition].offset then return false end end
+    return true
+  end
+end
+
+local OFFSETS = 2 ^ 40 -- as in drivers/kafka/browse.c
+
+-- Of a channel that a group consumes, what that group has not settled; else all of it.
+function M.messages(h, channel)
+  local list = h.broker:messages(channel)
+  local groups = client.groups(h.server.bootstrap, h.prefix)
+  if channel ~= "in" or #groups ~= 1 then return list end
+  local committed = client.committed(h.server.bootstrap, groups[1], h.prefix .. channel, h.partitions)
+  local left = {}
+  for _, m in ipairs(list) do
+    local offset, c = m.position % OFFSETS - 1, committed[math.floor(m.position / OFFSETS)]
+    if not ffi.C.kafka_marks_says_done(c.offset or 0, c.metadata, #c.metadata, offset) then left[#left + 1] = m end
+  end
+  return left
+end
+
+return M
