@@ -9,8 +9,8 @@ ffi.cdef [[bool kafka_marks_says_done(uint64_t mark, const char *text, size_t le
 local M = { name = "kafka", outside = true, notes = 0.3 }
 
 local CHANNELS = { "in", "in.dead", "out", "buried" }
--- These speak of the order of a whole channel; elsewhere there are several partitions.
-local ONE_PARTITION = { ["order-source"] = true, ["waits-for-consumer"] = true }
+-- These speak of the order of a whole channel, or of keys that Kafka does not see; elsewhere there are several partitions.
+local ONE_PARTITION = { ["order-source"] = true, ["waits-for-consumer"] = true, ["order-own-key"] = true }
 local PARTITIONS = 4
 
 function M.url(h)

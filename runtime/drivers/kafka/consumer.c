@@ -10,7 +10,7 @@
 #include "core/ledger.h"
 #include "drivers/kafka/kafka.h"
 
-enum { LEAVE_MS = 5000, TICK_MS = 1000, EVENTS_PER_TURN = 256 };
+enum { LEAVE_MS = 5000, TICK_MS = 100, EVENTS_PER_TURN = 256 };
 enum { METADATA_MAX = 4096 }; /* a broker's offset.metadata.max.bytes, unless changed */
 
 /* ---- the pump ---- */
@@ -76,17 +76,22 @@ static void woken(mw_wake *w) { kafka_sub_pump(mw_container_of(w, kafka_sub, wak
 void kafka_resume(mw_sub *sub) { kafka_sub_pump((kafka_sub *)sub); }
 void kafka_pause(mw_sub *sub) { ((kafka_sub *)sub)->paused = true; }
 
-/* A process that was stopped for longer than its session was thrown out of the group, and somebody else has
- * its partitions. librdkafka will learn that from the broker; handlers must not publish before that. */
+/* A process that was stopped for longer than its session was thrown out of the group, and somebody else has its
+ * partitions. librdkafka will learn that from the broker; handlers must not publish before that. */
+bool kafka_sub_stood_still(kafka_sub *s) {
+    uint64_t now = mw_loop_mono_ms(s->conn->loop);
+    bool still = (int64_t)(now - s->ticked) > s->session_ms - s->session_ms / 4 && s->state == KAFKA_OPEN;
+    s->ticked = now;
+    if (still) kafka_lost(s, "this process stood still for longer than its session");
+    return still;
+}
+
+/* Often, so that it comes before what a handler does when the process goes on. */
 static void tick(mw_timer *t) {
     kafka_sub *s = mw_container_of(t, kafka_sub, tick);
-    uint64_t now = mw_loop_mono_ms(s->conn->loop);
-    int64_t step = s->session_ms / 4 < TICK_MS ? s->session_ms / 4 : TICK_MS;
-    if ((int64_t)(now - s->ticked) > s->session_ms - s->session_ms / 4 && s->state == KAFKA_OPEN)
-        kafka_lost(s, "this process stood still for longer than its session");
-    s->ticked = now;
+    kafka_sub_stood_still(s);
     kafka_sub_pump(s);
-    mw_timer_start(s->conn->loop, &s->tick, step, tick);
+    mw_timer_start(s->conn->loop, &s->tick, TICK_MS, tick);
 }
 
 void kafka_begin(mw_sub *sub, uint64_t tag, uint32_t unit) {
@@ -195,7 +200,9 @@ mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e)
         kafka_sub_abandon(s);
         return NULL;
     }
-    mw_timer_start(c->loop, &s->tick, 100, tick);
+    mw_timer_start(c->loop, &s->tick, TICK_MS, tick);
+    kafka_producer_prepare(c);
+    kafka_sub_pump(s); /* a queue that is not empty already would never wake us */
     return (mw_sub *)s;
 }
 

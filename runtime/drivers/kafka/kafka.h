@@ -124,6 +124,7 @@ void kafka_pause(mw_sub *sub);
 void kafka_unsubscribe(mw_sub *sub);
 void kafka_sub_pump(kafka_sub *s);
 void kafka_sub_committed_last(kafka_sub *s);
+bool kafka_sub_stood_still(kafka_sub *s); /* just now; what it had is fenced */
 void kafka_sub_abandon(kafka_sub *s); /* the connection closes: no answers any more */
 
 /* partitions.c */
@@ -158,6 +159,7 @@ bool kafka_record_is_tombstone(const mw_parts *p);
 
 /* producer.c */
 void kafka_publish(mw_conn *conn, const mw_publication *list, size_t count);
+void kafka_producer_prepare(kafka_conn *c); /* it will be needed */
 void kafka_producer_free(kafka_producer *p); /* NULL is fine */
 typedef struct kafka_confirm kafka_confirm;
 struct kafka_confirm { /* for publications of the driver itself */

@@ -29,6 +29,7 @@ struct kafka_producer {
     mw_timer poll;
     mw_buf waiting; /* of mw_publication, while the queue is full */
     size_t waiting_at;
+    mw_buf late; /* of void *: cookies of what comes from handlers that lost their message */
     kafka_errands *errands;
 };
 
@@ -46,6 +47,7 @@ static handle *new_handle(kafka_producer *p, mw_error *e) {
     h->rk = rk;
     h->events = rd_kafka_queue_get_main(rk);
     rd_kafka_queue_io_event_enable(h->events, p->wake.fd, &one, sizeof one);
+    mw_wake_signal(&p->wake); /* a queue that is not empty already would never tell */
     return h;
 }
 
@@ -212,8 +214,19 @@ static bool serve(handle *h) {
     return true;
 }
 
+static void refuse_late(kafka_producer *p) {
+    mw_buf batch = p->late;
+    mw_error e;
+    p->late = (mw_buf){0};
+    mw_fail(&e, MW_ECLOSED, true, "Kafka: this process stood still and may have lost its messages to another");
+    for (size_t i = 0; i < batch.len / sizeof(void *); i++)
+        tell(p->conn, ((void **)(void *)batch.data)[i], &e);
+    mw_buf_free(&batch);
+}
+
 static void serve_all(mw_deferred *d) {
     kafka_producer *p = mw_container_of(d, kafka_producer, serving);
+    if (p->late.len) refuse_late(p);
     bool more = p->current && serve(p->current);
     for (handle **at = &p->replaced; *at;) {
         handle *h = *at;
@@ -253,10 +266,25 @@ static kafka_producer *producer_of(kafka_conn *c) {
     return c->producer = p;
 }
 
-/* Refusals must not come from inside this call: then everything goes through the waiting list. */
+/* It connects and gets its id from the broker, so that the first message need not wait for that. */
+void kafka_producer_prepare(kafka_conn *c) {
+    kafka_producer *p = producer_of(c);
+    if (!p->current) p->current = new_handle(p, NULL);
+}
+
+static bool stood_still(kafka_conn *c) {
+    bool still = false;
+    for (kafka_sub *s = c->subs; s; s = s->next) still = kafka_sub_stood_still(s) || still;
+    return still;
+}
+
+/* Refusals must not come from inside this call: everything goes through the lists. */
 void kafka_publish(mw_conn *conn, const mw_publication *list, size_t count) {
     kafka_producer *p = producer_of((kafka_conn *)conn);
-    mw_buf_add(&p->waiting, list, count * sizeof *list);
+    if (stood_still(p->conn))
+        for (size_t i = 0; i < count; i++) mw_buf_add(&p->late, &list[i].cookie, sizeof list[i].cookie);
+    else
+        mw_buf_add(&p->waiting, list, count * sizeof *list);
     mw_defer(p->conn->loop, &p->serving, serve_all);
 }
 
@@ -282,5 +310,6 @@ void kafka_producer_free(kafka_producer *p) {
     kafka_errands_free(p->errands);
     mw_wake_stop(&p->wake);
     mw_buf_free(&p->waiting);
+    mw_buf_free(&p->late);
     free(p);
 }
