@@ -6,8 +6,8 @@
  * an mw_wake. No call may block.
  *
  * Re-entrancy: a driver may call mw_host functions from inside any driver call except `settle`, `publish`,
- * `dedupe`, `browse`, `remove`: their answers come in a later deferred call, so that the core's lists are
- * never changed under its feet.
+ * `dedupe`, `browse`, `remove`, `topology`: their answers come in a later deferred call, so that the core's
+ * lists are never changed under its feet.
  *
  * The core may call any driver function from inside a host call.
  *
@@ -193,6 +193,7 @@ typedef struct mw_host {
     void (*browsed)(mw_link *l, void *cookie, const mw_entry *entries, size_t count, uint64_t last,
                     const mw_error *e); /* last: position to continue after */
     void (*removed)(mw_link *l, void *cookie, size_t count, const mw_error *e);
+    void (*topology)(mw_link *l, void *cookie, const char *answer, size_t len, const mw_error *e);
     void (*state)(mw_link *l, bool up,
                   const mw_error *why); /* connection lost or back, for logs and status */
 } mw_host;
@@ -236,6 +237,12 @@ typedef struct mw_driver {
                    const mw_removal *r); /* positions and publications are valid until `removed` */
     void (*release_key)(mw_conn *c, const char *channel, const char *group,
                         uint64_t lane); /* clears a mark from outside */
+    /* Topics, queues, exchanges: compares what is wanted with what there is, and makes it so. Both ways JSON.
+     *   request { "op": "plan" | "apply" | "show", "force": bool, "items": [{ "kind", "name", "settings": {}
+     * }] } answer  { "items": [{ "kind", "name", "state", "differences": [{ "field", "wanted", "found" }],
+     * "error" }] } state: missing, same, different (plan), created, changed, failed (apply), present (show).
+     * What would lose messages fails without "force". The request is copied. */
+    void (*topology)(mw_conn *c, const char *request, size_t len, void *cookie);
 } mw_driver;
 
 extern const mw_driver *const mw_drivers[]; /* NULL-terminated: drivers.c */

@@ -14,5 +14,6 @@ const mw_host mw_core_host = {
     .claimed = mw_link_claimed,
     .browsed = mw_link_browsed,
     .removed = mw_link_removed,
+    .topology = mw_link_topology_answer,
     .state = mw_link_state,
 };

@@ -16,4 +16,5 @@ void mw_link_claimed(mw_link *l, void *cookie, mw_claim claim, const mw_error *e
 void mw_link_browsed(mw_link *l, void *cookie, const mw_entry *entries, size_t count, uint64_t last,
                      const mw_error *e);
 void mw_link_removed(mw_link *l, void *cookie, size_t count, const mw_error *e);
+void mw_link_topology_answer(mw_link *l, void *cookie, const char *answer, size_t len, const mw_error *e);
 void mw_link_state(mw_link *l, bool up, const mw_error *why);

@@ -145,6 +145,10 @@ void mw_link_remove(mw_link *l, mw_removal r, mw_browser *who) {
     l->driver->remove(l->conn, &r);
 }
 
+void mw_link_topology(mw_link *l, const char *request, size_t len, mw_planner *who) {
+    l->driver->topology(l->conn, request, len, who);
+}
+
 /* ---- the driver's answers ---- */
 
 void mw_link_published(mw_link *l, void *cookie, const mw_error *e) {
@@ -170,6 +174,12 @@ void mw_link_removed(mw_link *l, void *cookie, size_t count, const mw_error *e) 
     (void)l;
     mw_browser *b = cookie;
     b->removed(b, count, e);
+}
+
+void mw_link_topology_answer(mw_link *l, void *cookie, const char *answer, size_t len, const mw_error *e) {
+    (void)l;
+    mw_planner *p = cookie;
+    p->answered(p, answer, len, e);
 }
 
 void mw_link_state(mw_link *l, bool up, const mw_error *why) {

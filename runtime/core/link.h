@@ -20,6 +20,11 @@ struct mw_browser {
     void (*removed)(mw_browser *b, size_t count, const mw_error *e);
 };
 
+typedef struct mw_planner mw_planner;
+struct mw_planner {
+    void (*answered)(mw_planner *p, const char *answer, size_t len, const mw_error *e);
+};
+
 /* Checks the address and finds its driver, without touching the broker. */
 mw_link *mw_link_new(mw_loop *loop, const char *url, mw_error *e);
 int mw_link_open(mw_link *l, mw_error *e); /* twice is once */
@@ -40,5 +45,6 @@ void mw_link_flush(mw_link *l); /* now instead of at the end of the turn */
 
 void mw_link_browse(mw_link *l, mw_browse b, mw_browser *who);
 void mw_link_remove(mw_link *l, mw_removal r, mw_browser *who);
+void mw_link_topology(mw_link *l, const char *request, size_t len, mw_planner *who); /* the driver has it */
 
 extern const mw_host mw_core_host; /* pipeline.c: what every driver calls */

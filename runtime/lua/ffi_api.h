@@ -122,6 +122,13 @@ void mw_vm_remove(struct mw_vm *vm, struct mw_link *l, const char *channel, cons
                   double waiter);
 bool mw_vm_release_key(struct mw_link *l, const char *channel, const char *group, uint64_t lane);
 
+/* ---- topology: a request and its answer, both JSON (core/driver.h) ---- */
+struct mw_answer;
+bool mw_vm_topology(struct mw_vm *vm, struct mw_link *l, const char *request, size_t len,
+                    double waiter); /* false: this driver knows no topology */
+const char *mw_answer_text(const struct mw_answer *a, size_t *len);
+void mw_answer_free(struct mw_answer *a);
+
 /* ---- log, shared values, small things ---- */
 bool mw_log_wants(int level);
 void mw_log_begin(int level, const char *text);

@@ -19,6 +19,7 @@ struct mw_wait { /* one answer that is owed */
         mw_confirm confirm;
         mw_claimant claimant;
         mw_browser browser;
+        mw_planner planner;
     };
     mw_message *msg;
     char *channel;
@@ -232,6 +233,38 @@ void mw_vm_remove(mw_vm *vm, mw_link *l, const char *channel, const double *posi
 bool mw_vm_release_key(mw_link *l, const char *channel, const char *group, uint64_t lane) {
     if (!mw_link_driver(l)->release_key) return false;
     mw_link_driver(l)->release_key(mw_link_conn(l), channel, group, lane);
+    return true;
+}
+
+/* ---- topology ---- */
+
+struct mw_answer { /* a text; Lua frees it */
+    size_t len;
+    char text[];
+};
+
+const char *mw_answer_text(const struct mw_answer *a, size_t *len) {
+    *len = a->len;
+    return a->text;
+}
+
+void mw_answer_free(struct mw_answer *a) { free(a); }
+
+static void planned(mw_planner *p, const char *answer, size_t len, const mw_error *e) {
+    struct mw_answer *a = NULL;
+    if (!e) {
+        if (!(a = malloc(sizeof *a + len))) abort();
+        a->len = len;
+        memcpy(a->text, answer, len);
+    }
+    finish(mw_container_of(p, mw_wait, planner), (mw_completion){.object = a}, e);
+}
+
+bool mw_vm_topology(mw_vm *vm, mw_link *l, const char *request, size_t len, double waiter) {
+    if (!mw_link_driver(l)->topology) return false;
+    mw_wait *w = new_wait(vm, waiter);
+    w->planner.answered = planned;
+    mw_link_topology(l, request, len, &w->planner);
     return true;
 }
 

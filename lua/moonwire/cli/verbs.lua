@@ -16,6 +16,7 @@ M.list = {
   { name = "publish", summary = "publish messages to a channel" },
   { name = "tail", summary = "print the messages of a channel without taking them" },
   { name = "dlq", summary = "look at dead letters, send them back, remove them" },
+  { name = "topology", summary = "compare and make the topics and queues that a project declares" },
   { name = "completion", summary = "print the completion script of a shell" },
   { name = "version", summary = "print the version" },
   { name = "help", summary = "explain a verb" },

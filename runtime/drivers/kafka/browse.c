@@ -170,17 +170,11 @@ static rd_kafka_t *handle_of(kafka_conn *conn, mw_error *e) {
     if (!conn->browser && !(conn->browser = calloc(1, sizeof *conn->browser))) abort();
     kafka_browser *b = conn->browser;
     if (b->rk) return b->rk;
-    const char *pairs[] = {"group.id",
-                           "moonwire.browse",
-                           "enable.auto.commit",
-                           "false",
-                           "enable.partition.eof",
-                           "true",
-                           "log.queue",
-                           "false",
-                           "log_level",
-                           "0",
-                           NULL};
+    static const char *const pairs[] = {
+        "group.id",  "moonwire.browse", "enable.auto.commit", "false", "enable.partition.eof", "true",
+        "log.queue", "false",           "log_level",          "0",     "fetch.wait.max.ms",    "5",
+        NULL,
+    };
     b->rk = kafka_conf_handle(conn, RD_KAFKA_CONSUMER, pairs, e);
     if (b->rk) rd_kafka_poll_set_consumer(b->rk);
     return b->rk;

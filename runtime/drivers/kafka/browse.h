@@ -10,7 +10,10 @@ void kafka_position_split(uint64_t position, int32_t *partition, int64_t *offset
 
 int kafka_partition_count(rd_kafka_t *rk, const char *topic, rd_kafka_resp_err_t *err); /* -1: see err */
 
-/* removed.c: Kafka cannot take out single messages. Which ones were replayed or purged stands in the commits
+/* remove.c: also for administration */
+rd_kafka_t *kafka_admin_handle(kafka_conn *c, mw_error *e);
+
+/* remove.c: Kafka cannot take out single messages. Which ones were replayed or purged stands in the commits
  * of a group that nobody consumes with, and browsing leaves them out. */
 typedef struct kafka_removed kafka_removed;
 kafka_removed *kafka_removed_read(kafka_conn *c, const char *topic, int partitions, rd_kafka_resp_err_t *err);

@@ -76,8 +76,8 @@ static void woken(mw_wake *w) { kafka_sub_pump(mw_container_of(w, kafka_sub, wak
 void kafka_resume(mw_sub *sub) { kafka_sub_pump((kafka_sub *)sub); }
 void kafka_pause(mw_sub *sub) { ((kafka_sub *)sub)->paused = true; }
 
-/* A process that was stopped for longer than its session was thrown out of the group, and somebody else has its
- * partitions. librdkafka will learn that from the broker; handlers must not publish before that. */
+/* A process that was stopped for longer than its session was thrown out of the group, and somebody else has
+ * its partitions. librdkafka will learn that from the broker; handlers must not publish before that. */
 bool kafka_sub_stood_still(kafka_sub *s) {
     uint64_t now = mw_loop_mono_ms(s->conn->loop);
     bool still = (int64_t)(now - s->ticked) > s->session_ms - s->session_ms / 4 && s->state == KAFKA_OPEN;

@@ -34,7 +34,7 @@ static void kafka_close(mw_conn *conn) {
     kafka_producer_free(c->producer);
     kafka_errands_free(c->errands);
     kafka_browser_free(c->browser);
-    if (c->remover) rd_kafka_destroy_flags(c->remover, RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE);
+    if (c->admin) rd_kafka_destroy_flags(c->admin, RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE);
     free_conn(c);
 }
 
@@ -83,4 +83,5 @@ const mw_driver mw_driver_kafka = {
     .publish = kafka_publish,
     .browse = kafka_browse,
     .remove = kafka_remove,
+    .topology = kafka_topology,
 };

@@ -31,7 +31,7 @@ struct kafka_conn {
     kafka_producer *producer;
     kafka_errands *errands; /* browsing and administration; made on first use */
     kafka_browser *browser; /* these two belong to the errands' thread */
-    rd_kafka_t *remover;
+    rd_kafka_t *admin;
     kafka_sub *subs;
     bool down;
 };
@@ -125,7 +125,7 @@ void kafka_unsubscribe(mw_sub *sub);
 void kafka_sub_pump(kafka_sub *s);
 void kafka_sub_committed_last(kafka_sub *s);
 bool kafka_sub_stood_still(kafka_sub *s); /* just now; what it had is fenced */
-void kafka_sub_abandon(kafka_sub *s); /* the connection closes: no answers any more */
+void kafka_sub_abandon(kafka_sub *s);     /* the connection closes: no answers any more */
 
 /* partitions.c */
 kafka_part *kafka_part_new(kafka_sub *s, int32_t partition);
@@ -159,7 +159,7 @@ bool kafka_record_is_tombstone(const mw_parts *p);
 
 /* producer.c */
 void kafka_publish(mw_conn *conn, const mw_publication *list, size_t count);
-void kafka_producer_prepare(kafka_conn *c); /* it will be needed */
+void kafka_producer_prepare(kafka_conn *c);  /* it will be needed */
 void kafka_producer_free(kafka_producer *p); /* NULL is fine */
 typedef struct kafka_confirm kafka_confirm;
 struct kafka_confirm { /* for publications of the driver itself */
@@ -175,3 +175,6 @@ void kafka_conn_errand(kafka_conn *c, kafka_errand *e);
 void kafka_browse(mw_conn *conn, const mw_browse *b);
 void kafka_browser_free(kafka_browser *b); /* NULL is fine */
 void kafka_remove(mw_conn *conn, const mw_removal *r);
+
+/* topology.c */
+void kafka_topology(mw_conn *conn, const char *request, size_t len, void *cookie);

@@ -218,7 +218,8 @@ static void refuse_late(kafka_producer *p) {
     mw_buf batch = p->late;
     mw_error e;
     p->late = (mw_buf){0};
-    mw_fail(&e, MW_ECLOSED, true, "Kafka: this process stood still and may have lost its messages to another");
+    mw_fail(&e, MW_ECLOSED, true,
+            "Kafka: this process stood still and may have lost its messages to another");
     for (size_t i = 0; i < batch.len / sizeof(void *); i++)
         tell(p->conn, ((void **)(void *)batch.data)[i], &e);
     mw_buf_free(&batch);

@@ -17,20 +17,20 @@ struct kafka_removed {
 
 /* ---- the marks ---- */
 
-static rd_kafka_t *handle_of(kafka_conn *c, mw_error *e) {
-    if (c->remover) return c->remover;
+rd_kafka_t *kafka_admin_handle(kafka_conn *c, mw_error *e) {
+    if (c->admin) return c->admin;
     char *group = kafka_topic(c, "moonwire.removed");
     const char *pairs[] = {
         "group.id", group, "enable.auto.commit", "false", "log.queue", "false", "log_level", "0", NULL};
-    c->remover = kafka_conf_handle(c, RD_KAFKA_CONSUMER, pairs, e);
+    c->admin = kafka_conf_handle(c, RD_KAFKA_CONSUMER, pairs, e);
     free(group);
-    return c->remover;
+    return c->admin;
 }
 
 kafka_removed *kafka_removed_read(kafka_conn *c, const char *topic, int partitions,
                                   rd_kafka_resp_err_t *err) {
     mw_error e;
-    rd_kafka_t *rk = handle_of(c, &e);
+    rd_kafka_t *rk = kafka_admin_handle(c, &e);
     kafka_removed *r = calloc(1, sizeof *r + (size_t)partitions * sizeof *r->parts);
     rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(partitions);
     if (!r) abort();
@@ -83,7 +83,7 @@ static int failed(request *r, const char *what, rd_kafka_resp_err_t err) {
 
 static kafka_removed *marks_of(request *r) {
     rd_kafka_resp_err_t err = RD_KAFKA_RESP_ERR__INVALID_ARG;
-    rd_kafka_t *rk = handle_of(r->conn, &r->error);
+    rd_kafka_t *rk = kafka_admin_handle(r->conn, &r->error);
     int count = rk ? kafka_partition_count(rk, r->topic, &err) : -1;
     if (count < 0) {
         failed(r, "its partitions", err);
@@ -106,7 +106,7 @@ static void look(kafka_errand *e) {
         if (partition >= gone->count || offset < 0 || kafka_removed_has(gone, partition, (uint64_t)offset))
             continue;
         rd_kafka_resp_err_t err =
-            rd_kafka_query_watermark_offsets(r->conn->remover, r->topic, partition, &low, &high, ASK_MS);
+            rd_kafka_query_watermark_offsets(r->conn->admin, r->topic, partition, &low, &high, ASK_MS);
         if (err) {
             failed(r, "its ends", err);
             break;
@@ -147,7 +147,7 @@ static void mark(kafka_errand *e) {
         list->elems[i].metadata = text.data;
         list->elems[i].metadata_size = text.len;
     }
-    rd_kafka_resp_err_t err = r->failed || !list->cnt ? 0 : rd_kafka_commit(r->conn->remover, list, 0);
+    rd_kafka_resp_err_t err = r->failed || !list->cnt ? 0 : rd_kafka_commit(r->conn->admin, list, 0);
     if (err) failed(r, "marking", err);
     rd_kafka_topic_partition_list_destroy(list);
     kafka_removed_free(gone);

@@ -9,6 +9,7 @@ local ffi = require "ffi"
 local handler = require "moonwire.internal.config.handler"
 local policy = require "moonwire.internal.config.policy"
 local sandbox = require "moonwire.internal.config.sandbox"
+local topology = require "moonwire.internal.config.topology"
 local wait = require "moonwire.internal.wait"
 
 local M = {}
@@ -97,6 +98,13 @@ function Connection:channel(name, options)
     channels.declare(project, channel, options, position(project, ("channel %q"):format(name)))
   end
   return channel
+end
+
+--- What must exist at the broker: `moonwire topology plan | apply` compares and makes it.
+---@param given table see config/topology.lua
+function Connection:topology(given)
+  if type(given) ~= "table" then error("topology: expected a table, such as { topics = { … } }", 2) end
+  topology.declare(self.project, self, given, position(self.project, "topology"))
 end
 
 --- `embedded:data` means a folder of the project, wherever the process was started.
@@ -313,7 +321,7 @@ function M.read(dir, options)
   options = options or {}
   local self = {
     dir = dir, rewrite = options.rewrite, overrides = options.overrides, problems = {}, connections = {},
-    pipelines = {}, by_name = {}, declared = {},
+    pipelines = {}, by_name = {}, declared = {}, topologies = {},
     settings = { drain = 25, crash_attempts = 3, watchdog = true, memory = "1GB" },
     rewritten = options.rewrite and rewriter(options.rewrite),
   }

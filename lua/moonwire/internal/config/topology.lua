@@ -1,0 +1,90 @@
+--- `connection:topology { topics = { … } }`: what must exist at a broker before messages flow. Checked here, by rules per
+--- driver; compared and made by `moonwire topology plan | apply`. A driver's entry in DRIVERS names its groups of things:
+---   topics = { kind = "topic", rules = (see fields.lua), settings = function(values) -> what the driver gets }
+local C = require "moonwire.internal.cdef"
+local fields = require "moonwire.internal.config.fields"
+local ffi = require "ffi"
+local json = require "moonwire.json"
+local nearest = require "moonwire.internal.nearest"
+
+local M = {}
+
+local KAFKA_TOPIC = {
+  partitions = { kind = "integer", min = 1, max = 4096, default = 1 },
+  replication = { kind = "integer", min = 1, max = 100 },
+  retention = { kind = "seconds", min = 0.001 },
+  compact = { kind = "boolean" },
+  config = { kind = "table" },
+}
+
+--- retention and compact are names for properties of the topic; `config` takes any of them.
+local function kafka_topic(values)
+  local config, names = {}, {}
+  for name, value in pairs(values.config or {}) do config[tostring(name)] = tostring(value) end
+  if values.retention then config["retention.ms"] = ("%.0f"):format(values.retention * 1000) end
+  if values.compact ~= nil then config["cleanup.policy"] = values.compact and "compact" or "delete" end
+  for name in pairs(config) do names[#names + 1] = name end
+  table.sort(names)
+  local list = json.array()
+  for i, name in ipairs(names) do list[i] = { name = name, value = config[name] } end
+  return { partitions = values.partitions, replication = values.replication, config = list }
+end
+
+---@type table<string, table<string, { kind: string, rules: table, settings: fun(values: table): table }>>
+local DRIVERS = {
+  kafka = { topics = { kind = "topic", rules = KAFKA_TOPIC, settings = kafka_topic } },
+}
+
+local function driver_of(connection)
+  local name = C.mw_vm_driver_of(connection.given:match "^([%w+.-]+):" or "")
+  return name ~= nil and ffi.string(name) or "?"
+end
+
+local function sorted(map)
+  local names = {}
+  for name in pairs(map) do names[#names + 1] = tostring(name) end
+  table.sort(names)
+  return names
+end
+
+local function complain(project, where, field, text)
+  local line = fields.line_of(where.source, where.line, field)
+  project.problems[#project.problems + 1] = ("%s:%d: %s: %s"):format(where.file, line, where.what, text)
+end
+
+--- Checks a declaration and notes its items.
+---@param project table
+---@param connection table
+---@param given table
+---@param where moonwire.Where
+function M.declare(project, connection, given, where)
+  local driver = driver_of(connection)
+  local groups, items = DRIVERS[driver], {}
+  if not groups then
+    local text = "%s has nothing to declare: its channels are made by their first use; leave topology out"
+    return complain(project, where, "topology", text:format(driver))
+  end
+  for _, group in ipairs(sorted(given)) do
+    local rule = groups[group]
+    if not rule then
+      local near = nearest(group, sorted(groups))
+      complain(project, where, group, ("unknown field %q; %s"):format(group, near and ("did you mean %q?"):format(near)
+        or "known are " .. table.concat(sorted(groups), ", ")))
+    elseif type(given[group]) ~= "table" then
+      complain(project, where, group, group .. " must be a table of names and settings")
+    else
+      for _, name in ipairs(sorted(given[group])) do
+        local settings = given[group][name]
+        if type(settings) ~= "table" then
+          complain(project, where, name, ("%s.%s must be a table of settings"):format(group, name))
+        else
+          local values = fields.check(settings, rule.rules, where, project.problems, group .. "." .. name)
+          items[#items + 1] = { kind = rule.kind, name = name, settings = rule.settings(values) }
+        end
+      end
+    end
+  end
+  project.topologies[#project.topologies + 1] = { connection = connection, items = items }
+end
+
+return M
