@@ -14,16 +14,18 @@ local ONE_PARTITION = { ["order-source"] = true, ["waits-for-consumer"] = true, 
 local PARTITIONS = 4
 
 function M.url(h)
-  h.server = kafka.shared()
   h.prefix = ("%s-%d."):format(h.name, math.random(1e9))
-  h.partitions = h.case and ONE_PARTITION[h.case.name] and 1 or PARTITIONS
+  local case = h.case or {}
+  h.server = case.server or kafka.shared() -- other specs bring their own
+  h.partitions = case.partitions or ONE_PARTITION[case.name] and 1 or PARTITIONS
   local topics = {}
   for _, name in ipairs(CHANNELS) do
-    topics[h.prefix .. name] = { partitions = name == "in" and h.partitions or 1 }
+    topics[h.prefix .. name] = { partitions = name == "in" and h.partitions or 1,
+                                 config = name == "in" and case.config or nil }
   end
   if not h.server.mock then client.create(h.server.bootstrap, topics) end
-  return ("kafka://%s/%s?session.timeout.ms=%d&revoke.drain.ms=1000"):format(h.server.bootstrap, h.prefix,
-    1500 * h.late)
+  return ("kafka://%s/%s?session.timeout.ms=%d&revoke.drain.ms=1000%s"):format(h.server.bootstrap, h.prefix,
+    (case.session or 1500) * h.late, case.options or "")
 end
 
 function M.version() return kafka.shared().kind end

@@ -205,9 +205,10 @@ static void not_taken(kafka_sub *s, rd_kafka_resp_err_t err) {
     mw_timer_start(s->conn->loop, &s->pace, wait < AGAIN_CAP_MS ? wait : AGAIN_CAP_MS, commit_paced);
 }
 
+/* An old generation is none: with incremental rebalancing a member keeps partitions from one to the next. */
 static bool is_fence(rd_kafka_resp_err_t err) {
-    return err == RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID || err == RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION ||
-           err == RD_KAFKA_RESP_ERR_FENCED_INSTANCE_ID || err == RD_KAFKA_RESP_ERR__ASSIGNMENT_LOST;
+    return err == RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID || err == RD_KAFKA_RESP_ERR_FENCED_INSTANCE_ID ||
+           err == RD_KAFKA_RESP_ERR__ASSIGNMENT_LOST;
 }
 
 static rd_kafka_resp_err_t worst_error(rd_kafka_event_t *ev) {

@@ -222,7 +222,7 @@ static void free_farewell(kafka_errand *e, bool alive) {
     free(e);
 }
 
-/* Takes everything down that is on the loop. The handle itself blocks when it ends: that is an errand. */
+/* Takes everything down that is on the loop. */
 static void dismantle(kafka_sub *s) {
     kafka_sub **at = &s->conn->subs;
     while (*at != s) at = &(*at)->next;
@@ -239,16 +239,31 @@ static void dismantle(kafka_sub *s) {
     rd_kafka_queue_io_event_enable(s->commits, -1, NULL, 0);
     rd_kafka_queue_destroy(s->events);
     rd_kafka_queue_destroy(s->commits);
+}
+
+/* Before 2.3 librdkafka aborts the process when a consumer with the sticky assignor ends before its first
+ * assignment (its issue 4381). Such a handle is left to the end of the process. */
+static bool fails_to_end(const kafka_sub *s) {
+    char strategy[128] = "";
+    size_t len = sizeof strategy;
+    rd_kafka_conf_get(s->conn->conf, "partition.assignment.strategy", strategy, &len);
+    return rd_kafka_version() < 0x020300ff && !s->assigned_once && strstr(strategy, "sticky");
+}
+
+/* It blocks: that is an errand. */
+static void end_handle(kafka_sub *s) {
+    if (fails_to_end(s)) return;
     farewell *f = calloc(1, sizeof *f);
     if (!f) abort();
     *f = (farewell){.errand = {.work = say_farewell, .done = free_farewell}, .rk = s->rk};
     kafka_errands_send(s->errands, &f->errand);
-    kafka_errands_free(s->errands);
-    mw_wake_stop(&s->wake);
 }
 
 void kafka_sub_abandon(kafka_sub *s) {
     dismantle(s);
+    end_handle(s);
+    kafka_errands_free(s->errands);
+    mw_wake_stop(&s->wake);
     free_sub(s);
 }
 

@@ -64,10 +64,15 @@ int rd_kafka_topic_result_error(const rd_kafka_topic_result_t *r);
 rd_kafka_NewTopic_t *rd_kafka_NewTopic_new(const char *topic, int partitions, int replication, char *errstr, size_t n);
 void rd_kafka_NewTopic_destroy(rd_kafka_NewTopic_t *t);
 int rd_kafka_NewTopic_set_config(rd_kafka_NewTopic_t *t, const char *name, const char *value);
+void *rd_kafka_NewPartitions_new(const char *topic, size_t total, char *errstr, size_t n);
+void rd_kafka_NewPartitions_destroy(void *p);
+void rd_kafka_CreatePartitions(rd_kafka_t *rk, void **list, size_t n, const rd_kafka_AdminOptions_t *o,
+  rd_kafka_queue_t *q);
 void rd_kafka_CreateTopics(rd_kafka_t *rk, rd_kafka_NewTopic_t **topics, size_t n, const rd_kafka_AdminOptions_t *o,
   rd_kafka_queue_t *q);
 rd_kafka_mock_cluster_t *rd_kafka_mock_cluster_new(rd_kafka_t *rk, int brokers);
 const char *rd_kafka_mock_cluster_bootstraps(const rd_kafka_mock_cluster_t *c);
+void rd_kafka_mock_push_request_errors_array(rd_kafka_mock_cluster_t *c, int16_t api, size_t n, const int *errors);
 ]]
 
 local C = ffi.C
@@ -166,6 +171,21 @@ function M.create(bootstrap, topics)
   end, 20, "the topics to be known")
 end
 
+--- Makes the topic have so many partitions.
+function M.add_partitions(bootstrap, topic, total)
+  local rk, text = of(bootstrap), ffi.new "char[512]"
+  local list = ffi.new("void *[1]", { C.rd_kafka_NewPartitions_new(topic, total, text, 512) })
+  local q = C.rd_kafka_queue_new(rk)
+  C.rd_kafka_CreatePartitions(rk, list, 1, nil, q)
+  local event = C.rd_kafka_queue_poll(q, 30000)
+  assert(event ~= nil, "CreatePartitions was not answered")
+  check("CreatePartitions", C.rd_kafka_event_error(event))
+  C.rd_kafka_event_destroy(event)
+  C.rd_kafka_queue_destroy(q)
+  C.rd_kafka_NewPartitions_destroy(list[0])
+  wait.until_(function() return M.topics(bootstrap)[topic] == total end, 20, "the new partitions")
+end
+
 --- The first offset and the one after the last.
 function M.ends(bootstrap, topic, partition)
   local low, high = ffi.new "int64_t[1]", ffi.new "int64_t[1]"
@@ -219,6 +239,11 @@ function M.mock_cluster()
   local rk = handle(PRODUCER, { ["log_level"] = 0 })
   local cluster = C.rd_kafka_mock_cluster_new(rk, 1)
   return { rk = rk, cluster = cluster, bootstrap = ffi.string(C.rd_kafka_mock_cluster_bootstraps(cluster)) }
+end
+
+--- The cluster answers the next requests of this API with these errors, one each.
+function M.mock_errors(mock, api, errors)
+  C.rd_kafka_mock_push_request_errors_array(mock.cluster, api, #errors, ffi.new("int[?]", #errors, errors))
 end
 
 return M
