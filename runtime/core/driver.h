@@ -48,6 +48,8 @@ enum {
     MW_CAN_REMOVE = 1 << 6, /* remove single messages: dlq replay and purge */
     MW_CAN_RETRY = 1 << 7,  /* RETRY without hold: the broker delivers again when due */
     MW_CAN_RETAIN = 1 << 8, /* keep acknowledged messages by age and count */
+    MW_CAN_SEEK = 1 << 9,   /* a new group may begin at a time or an offset */
+    MW_CAN_TIERS = 1 << 10, /* reads a channel's retry channels along with it, each message when it is due */
 };
 
 /* ---- from the core to the driver ---- */
@@ -59,9 +61,20 @@ typedef struct mw_subscription {
                      consumer */
     bool from_start; /* a group that does not exist yet begins with the oldest message, else with the next one
                       */
+    int64_t start_time_ms, start_offset; /* MW_CAN_SEEK: instead of from_start, when not negative */
+    const int64_t *tiers_ms;             /* MW_CAN_TIERS: the delays of the retry channels; see core/tier.h */
+    size_t tier_count;
     int64_t lease_ms; /* how long a silent consumer may keep what it was given */
     mw_source *source;
 } mw_subscription;
+
+typedef struct mw_origin { /* of a dead letter */
+    uint64_t tag;
+    uint32_t unit;
+    const mw_message *msg;
+    const char *reason;
+    size_t reason_len;
+} mw_origin;
 
 typedef struct mw_publication {
     const char *channel;
@@ -153,7 +166,17 @@ typedef struct mw_depth {
     int64_t
         next_due_ms; /* wall time at which the next delayed one is due; 0: none, or the driver cannot tell */
     bool known;      /* false: the broker has not said yet */
+    bool own_share;  /* counts what this consumer has to do, not what the whole group has */
 } mw_depth;
+
+enum { MW_PLACE_NAME = 64 };
+typedef struct mw_place { /* a part of a channel that this consumer has, such as a partition */
+    char name[MW_PLACE_NAME];
+    uint64_t lag;       /* not delivered yet */
+    uint64_t unsettled; /* delivered */
+    uint64_t position;  /* everything before it is settled, as far as the broker knows */
+    int64_t behind_ms;  /* how old what is delivered now is, while there is more; -1: not known */
+} mw_place;
 
 /* ---- from the driver to the core ---- */
 
@@ -223,8 +246,11 @@ typedef struct mw_driver {
      * messages the driver delivers nothing newer of that key, except what carries the header mw-replay: those
      * wait behind the parked ones. */
     void (*unpark)(mw_sub *s, uint64_t lane);
-    bool (*depth)(mw_sub *s, mw_depth *out); /* what is known now, without waiting */
-    void (*pause)(mw_sub *s);                /* drain: deliver nothing more */
+    /* Optional: adds to a dead letter's headers where exactly the message stood. */
+    void (*origin)(mw_sub *s, const mw_origin *o, mw_headers *out);
+    bool (*depth)(mw_sub *s, mw_depth *out);                /* what is known now, without waiting */
+    size_t (*places)(mw_sub *s, mw_place *out, size_t max); /* optional, likewise: how many it filled */
+    void (*pause)(mw_sub *s);                               /* drain: deliver nothing more */
     void (*unsubscribe)(mw_sub *s); /* what was not settled becomes available again; answered by `closed` */
 
     /* Publishing. */

@@ -12,7 +12,7 @@ typedef struct mw_setting { /* of a channel, for its driver alone; fields of tab
     const char *name, *value;
 } mw_setting;
 
-enum { MW_POLICIES = 16, MW_CLASS_MAX = 32 };
+enum { MW_POLICIES = 16, MW_CLASS_MAX = 32, MW_TIERS = 8 };
 
 typedef enum { MW_POLICY_RETRY, MW_POLICY_DEAD, MW_POLICY_OUTAGE } mw_policy_kind;
 
@@ -23,6 +23,8 @@ typedef struct mw_policy { /* what an error of this class costs */
     int64_t max_age_ms; /* since it was published; 0 = any */
     mw_backoff
         backoff; /* RETRY: between attempts; OUTAGE: how long the source pauses, per consecutive outage */
+    uint32_t tier_count; /* RETRY: more than 0: through retry channels (core/tier.h), one per attempt */
+    int64_t tiers_ms[MW_TIERS];
 } mw_policy;
 
 typedef enum { MW_DEAD_CONTINUE, MW_DEAD_HOLD_KEY, MW_DEAD_DEAD_KEY } mw_on_dead;
@@ -33,6 +35,9 @@ typedef struct mw_pipeline_spec {
     int64_t dedupe_ttl_ms;
     int order; /* mw_order */
     bool own_key, from_start;
+    int64_t start_time_ms, start_offset; /* where a new group begins; negative: see from_start */
+    uint32_t tier_count;                 /* of all policies: the retry channels that are read as well */
+    int64_t tiers_ms[MW_TIERS];
     uint32_t concurrency;
     uint32_t buffer_count;
     size_t buffer_bytes;

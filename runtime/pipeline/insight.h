@@ -17,6 +17,7 @@ typedef struct mw_insight {
     uint32_t generation;
 } mw_insight;
 
+size_t mw_pipeline_places(mw_pipeline *p, mw_place *out, size_t max); /* 0: the driver knows none */
 void mw_pipeline_look(mw_pipeline *p, mw_insight *out);
 
 typedef struct mw_lane_view {

@@ -177,7 +177,7 @@ static void confirmed(mw_confirm *c, const mw_error *e) {
         d->settle_tries = 0; /* the ack has its own troubles */
         submit_ack(d);
     } else if (d->dead_letter) { /* it waits for its dead-letter channel; it is never dropped */
-        mw_delivery_log(MW_ERROR, "dead-letter channel refuses, waiting", d);
+        mw_delivery_log(MW_ERROR, "channel for dead letters or retries refuses, waiting", d);
         mw_log_text("error", d->error->data);
         mw_log_end();
         mw_timer_start(p->loop, &d->timer, settle_backoff(d), publish_again);

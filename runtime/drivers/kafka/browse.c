@@ -84,7 +84,7 @@ static void keep(request *r, const rd_kafka_message_t *m) {
     }
     r->found[r->count++] =
         (mw_entry){.position = kafka_position(m->partition, m->offset),
-                   .msg = kafka_record_read(m, prefix, n > 0 && n < 300 ? (size_t)n : 0, &space)};
+                   .msg = kafka_record_read(m, prefix, n > 0 && n < 300 ? (size_t)n : 0, &space, NULL)};
     mw_buf_free(&space);
 }
 

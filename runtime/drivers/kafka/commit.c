@@ -33,11 +33,11 @@ static void answer_later(kafka_sub *s, mw_buf *list, void *cookie) {
     mw_defer(s->conn->loop, &s->answering, answer);
 }
 
-static void forget_in(kafka_sub *s, mw_buf *list, int32_t partition, uint16_t epoch) {
+static void forget_in(kafka_sub *s, mw_buf *list, const kafka_part *p) {
     kafka_wait *w = (kafka_wait *)(void *)list->data;
     size_t kept = 0;
     for (size_t i = 0; i < list->len / sizeof *w; i++) {
-        if (w[i].partition == partition && w[i].epoch == epoch)
+        if (w[i].unit == p->unit && w[i].epoch == p->epoch)
             answer_later(s, &s->refused, w[i].cookie);
         else
             w[kept++] = w[i];
@@ -45,9 +45,9 @@ static void forget_in(kafka_sub *s, mw_buf *list, int32_t partition, uint16_t ep
     list->len = kept * sizeof *w;
 }
 
-void kafka_commit_forget(kafka_sub *s, int32_t partition, uint16_t epoch) {
-    forget_in(s, &s->gathering, partition, epoch);
-    forget_in(s, &s->committing, partition, epoch);
+void kafka_commit_forget(kafka_sub *s, const kafka_part *p) {
+    forget_in(s, &s->gathering, p);
+    forget_in(s, &s->committing, p);
 }
 
 /* ---- settling ---- */
@@ -73,7 +73,7 @@ static void settle(kafka_sub *s, const mw_settlement *x) {
         answer_later(s, &s->released, x->cookie);
         return;
     }
-    kafka_wait w = {.cookie = x->cookie, .partition = p->partition, .epoch = p->epoch};
+    kafka_wait w = {.cookie = x->cookie, .unit = p->unit, .epoch = p->epoch};
     mw_buf_add(&s->gathering, &w, sizeof w);
 }
 
@@ -118,7 +118,7 @@ static void log_left_out(const kafka_part *p, kafka_left_out what) {
     if (what < KAFKA_FEWER_DONE) return;
     mw_log_begin(MW_WARN, "kafka: the commit's metadata is full, a crash now would forget");
     mw_log_text("what", names[what]);
-    mw_log_text("topic", p->sub->topic);
+    mw_log_text("topic", kafka_part_topic(p));
     mw_log_int("partition", p->partition);
     mw_log_end();
 }
@@ -140,7 +140,7 @@ static rd_kafka_topic_partition_list_t *what_to_commit(kafka_sub *s) {
     for (uint32_t i = 0; i < s->part_count; i++) {
         kafka_part *p = s->parts[i];
         if (!p->dirty || !p->marks || p->state == KAFKA_PART_LOST) continue;
-        describe(p, rd_kafka_topic_partition_list_add(list, s->topic, p->partition));
+        describe(p, rd_kafka_topic_partition_list_add(list, kafka_part_topic(p), p->partition));
     }
     return list;
 }

@@ -41,16 +41,16 @@ static const char *const ours[][2] = {
     {"plugin.library.paths", "it is not supported"},
 };
 
-static const char *const options[] = {"revoke.drain.ms", NULL}; /* of the driver itself */
+static const char *const options[] = {"revoke.drain.ms", "dead.headers", NULL}; /* of the driver itself */
 
 static int unknown(const char *name, mw_error *e) {
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
     size_t count;
     const char **dump = rd_kafka_conf_dump(conf, &count);
-    const char **names = calloc(count / 2 + 2, sizeof *names);
+    const char **names = calloc(count / 2 + 3, sizeof *names);
     if (!names) abort();
     for (size_t i = 0; i < count / 2; i++) names[i] = dump[2 * i];
-    names[count / 2] = options[0];
+    for (size_t i = 0; options[i]; i++) names[count / 2 + i] = options[i];
     const char *near = mw_nearest(name, names);
     if (near)
         mw_fail(e, MW_EUSAGE, false, "unknown property \"%s\" in the URL; did you mean \"%s\"?", name, near);
@@ -124,9 +124,16 @@ int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
         if (set(c, defaults[i][0], defaults[i][1], e)) return -1;
     if (set_user(c, url, e)) return -1;
     if (mw_url_number(url, "revoke.drain.ms", 0, 60000, &c->revoke_ms, e)) return -1;
+    const char *headers = mw_url_option(url, "dead.headers");
+    if (headers && strcmp(headers, "spring") != 0)
+        return mw_fail(e, MW_EUSAGE, false, "option dead.headers=%s: it can be \"spring\", or be left out",
+                       headers);
+    c->spring = headers != NULL;
     for (int i = 0; i < url->option_count; i++) {
         const char *name = url->options[i].name;
-        if (strcmp(name, options[0]) != 0 && set_given(c, name, url->options[i].value, e)) return -1;
+        if (strcmp(name, options[0]) != 0 && strcmp(name, options[1]) != 0 &&
+            set_given(c, name, url->options[i].value, e))
+            return -1;
     }
     mw_error why; /* some contradictions are only seen when a handle is made */
     rd_kafka_t *trial = kafka_conf_handle(c, RD_KAFKA_PRODUCER, NULL, &why);

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "core/ledger.h"
+#include "core/tier.h"
 #include "drivers/kafka/kafka.h"
 
 enum { LEAVE_MS = 5000, TICK_MS = 100, EVENTS_PER_TURN = 256 };
@@ -152,15 +153,16 @@ static void wake_by(kafka_sub *s, rd_kafka_queue_t *q) {
 }
 
 static int join(kafka_sub *s, mw_error *e) {
-    rd_kafka_topic_partition_list_t *topics = rd_kafka_topic_partition_list_new(1);
-    rd_kafka_topic_partition_list_add(topics, s->topic, RD_KAFKA_PARTITION_UA);
+    rd_kafka_topic_partition_list_t *topics = rd_kafka_topic_partition_list_new((int)s->topic_count);
+    for (uint32_t i = 0; i < s->topic_count; i++)
+        rd_kafka_topic_partition_list_add(topics, s->topics[i], RD_KAFKA_PARTITION_UA);
     rd_kafka_resp_err_t err = rd_kafka_subscribe(s->rk, topics);
     rd_kafka_topic_partition_list_destroy(topics);
     return err ? mw_fail(e, MW_EUSAGE, false, "Kafka: topic \"%s\": %s", s->topic, rd_kafka_err2str(err)) : 0;
 }
 
 static void free_sub(kafka_sub *s) {
-    free(s->topic);
+    for (uint32_t i = 0; i < s->topic_count; i++) free(s->topics[i]);
     free(s->group);
     free(s->parts);
     mw_buf_free(&s->gathering);
@@ -171,15 +173,26 @@ static void free_sub(kafka_sub *s) {
     free(s);
 }
 
+static void name_topics(kafka_sub *s, const mw_subscription *spec) {
+    s->topic = s->topics[s->topic_count++] = kafka_topic(s->conn, spec->channel);
+    for (size_t i = 0; i < spec->tier_count && i < MW_TIERS; i++) {
+        char channel[MW_TIER_CHANNEL];
+        mw_tier_channel(channel, spec->channel, spec->tiers_ms[i]);
+        s->topics[s->topic_count++] = kafka_topic(s->conn, channel);
+    }
+}
+
 mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     kafka_conn *c = (kafka_conn *)conn;
     kafka_sub *s = calloc(1, sizeof *s);
     if (!s) abort();
     s->conn = c;
     s->source = spec->source;
-    s->topic = kafka_topic(c, spec->channel);
+    name_topics(s, spec);
     s->group = kafka_topic(c, spec->group);
     s->from_start = spec->from_start;
+    s->start_time_ms = spec->start_time_ms;
+    s->start_offset = spec->start_offset;
     s->session_ms = session_of(c, spec);
     s->ticked = mw_loop_mono_ms(c->loop);
     s->metadata_max = METADATA_MAX;
@@ -262,8 +275,9 @@ static void end_handle(kafka_sub *s) {
 void kafka_sub_abandon(kafka_sub *s) {
     dismantle(s);
     end_handle(s);
-    kafka_errands_free(s->errands);
+    bool ended = kafka_errands_free(s->errands);
     mw_wake_stop(&s->wake);
+    if (!ended) return;
     free_sub(s);
 }
 

@@ -100,8 +100,8 @@ void kafka_errands_send(kafka_errands *q, kafka_errand *e) {
 
 bool kafka_errands_ending(const kafka_errands *q) { return q->ending; }
 
-void kafka_errands_free(kafka_errands *q) {
-    if (!q) return;
+bool kafka_errands_free(kafka_errands *q) {
+    if (!q) return true;
     pthread_mutex_lock(&q->lock);
     q->ending = true;
     pthread_cond_signal(&q->work);
@@ -119,4 +119,5 @@ void kafka_errands_free(kafka_errands *q) {
         if (!ended) pthread_detach(q->thread);
     }
     if (ended) destroy(q);
+    return ended;
 }

@@ -32,7 +32,7 @@ static void kafka_close(mw_conn *conn) {
     kafka_conn *c = (kafka_conn *)conn;
     while (c->subs) kafka_sub_abandon(c->subs);
     kafka_producer_free(c->producer);
-    kafka_errands_free(c->errands);
+    if (!kafka_errands_free(c->errands)) return;
     kafka_browser_free(c->browser);
     if (c->admin) rd_kafka_destroy_flags(c->admin, RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE);
     free_conn(c);
@@ -70,14 +70,16 @@ static const char *const schemes[] = {"kafka", NULL};
 const mw_driver mw_driver_kafka = {
     .name = "kafka",
     .schemes = schemes,
-    .can = MW_CAN_BROWSE | MW_CAN_REMOVE,
+    .can = MW_CAN_BROWSE | MW_CAN_REMOVE | MW_CAN_SEEK | MW_CAN_TIERS,
     .open = kafka_open,
     .close = kafka_close,
     .subscribe = kafka_subscribe,
     .resume = kafka_resume,
     .begin = kafka_begin,
     .settle = kafka_settle,
+    .origin = kafka_origin,
     .depth = kafka_depth,
+    .places = kafka_places,
     .pause = kafka_pause,
     .unsubscribe = kafka_unsubscribe,
     .publish = kafka_publish,

@@ -28,6 +28,7 @@ struct kafka_conn {
     mw_buf given;          /* of char *: the names of the properties the user gave */
     char *prefix;          /* of topics and groups: the path of the URL */
     int64_t revoke_ms;     /* how long a partition that is taken away may wait for its handlers */
+    bool spring;           /* dead letters also get the headers that Spring's tools read */
     kafka_producer *producer;
     kafka_errands *errands; /* browsing and administration; made on first use */
     kafka_browser *browser; /* these two belong to the errands' thread */
@@ -45,14 +46,19 @@ typedef enum {
 
 struct kafka_part {
     kafka_sub *sub;
+    uint32_t topic; /* index: 0 is the channel, the others are its retry channels */
     int32_t partition;
+    uint32_t unit; /* both of them */
     uint16_t epoch;
     kafka_part_state state;
     rd_kafka_queue_t *queue;
+    rd_kafka_message_t *early; /* of a retry channel: the first one, until it is due */
+    int64_t early_due;
     kafka_marks *marks;
-    uint32_t out; /* delivered, and no settlement that ends them has come */
-    bool dirty;   /* its commit would say something new */
-    bool crowded; /* what it remembers hardly fits into a commit: no more until the mark moves */
+    int64_t newest_ms; /* publish time of the last one delivered */
+    uint32_t out;      /* delivered, and no settlement that ends them has come */
+    bool dirty;        /* its commit would say something new */
+    bool crowded;      /* what it remembers hardly fits into a commit: no more until the mark moves */
     uint32_t prefix_len;
     char prefix[]; /* of the ids of messages that bring none: "topic-partition-" */
 };
@@ -61,7 +67,7 @@ typedef enum { KAFKA_OPEN, KAFKA_COMMITS_LAST, KAFKA_LEAVES, KAFKA_GONE } kafka_
 
 typedef struct kafka_wait { /* a settlement that is answered when a commit has it */
     void *cookie;
-    int32_t partition;
+    uint32_t unit;
     uint16_t epoch;
 } kafka_wait;
 
@@ -69,8 +75,11 @@ struct kafka_sub {
     kafka_sub *next;
     kafka_conn *conn;
     mw_source *source;
-    char *topic, *group;
+    char *topics[MW_TIERS + 1]; /* the channel, then its retry channels */
+    uint32_t topic_count;
+    char *topic, *group; /* topic: the first of them */
     bool from_start;
+    int64_t start_time_ms, start_offset;
     kafka_sub_state state;
     int64_t session_ms;
     rd_kafka_t *rk;
@@ -128,14 +137,16 @@ bool kafka_sub_stood_still(kafka_sub *s); /* just now; what it had is fenced */
 void kafka_sub_abandon(kafka_sub *s);     /* the connection closes: no answers any more */
 
 /* partitions.c */
-kafka_part *kafka_part_new(kafka_sub *s, int32_t partition);
+kafka_part *kafka_part_new(kafka_sub *s, const char *topic, int32_t partition);
 void kafka_part_free(kafka_part *p); /* takes it out of its subscription */
-kafka_part *kafka_part_find(const kafka_sub *s, int32_t partition);
+kafka_part *kafka_part_find(const kafka_sub *s, const char *topic, int32_t partition);
+const char *kafka_part_topic(const kafka_part *p);
 kafka_part *kafka_part_of(const kafka_sub *s, uint64_t tag,
                           uint32_t unit); /* NULL: it is not ours any more */
 void kafka_part_open(kafka_part *p);
 size_t kafka_parts_deliver(kafka_sub *s); /* how many; there may be more */
 uint64_t kafka_tag_offset(uint64_t tag);
+void kafka_origin(mw_sub *sub, const mw_origin *o, mw_headers *out);
 
 /* commit.c */
 void kafka_settle(mw_sub *sub, const mw_settlement *list, size_t count);
@@ -143,7 +154,7 @@ void kafka_commit_soon(kafka_sub *s);
 void kafka_commit_begun(kafka_sub *s); /* a handler began: in a moment, if it is still at it */
 void kafka_commit_now(kafka_sub *s);   /* nothing to say: nothing happens */
 void kafka_committed(kafka_sub *s, rd_kafka_event_t *ev);
-void kafka_commit_forget(kafka_sub *s, int32_t partition, uint16_t epoch); /* its settlements are fenced */
+void kafka_commit_forget(kafka_sub *s, const kafka_part *p); /* its settlements are fenced */
 bool kafka_commit_idle(const kafka_sub *s);
 
 /* rebalance.c */
@@ -152,8 +163,15 @@ void kafka_rebalance_check(kafka_sub *s);       /* a settlement came: is the rev
 void kafka_lost(kafka_sub *s, const char *why); /* what we have is not ours any more */
 
 /* record.c */
+typedef struct kafka_retry { /* what a retry channel's message says about itself */
+    uint32_t attempts;
+    int64_t due_ms;
+    mw_text *error;
+} kafka_retry;
+int64_t kafka_record_due(const rd_kafka_message_t *m); /* of a retry channel; 0: now */
+/* retry: not NULL for a retry channel's message; filled, and its headers are taken off. Loop thread then. */
 mw_message *kafka_record_read(const rd_kafka_message_t *m, const char *prefix, size_t prefix_len,
-                              mw_buf *space);
+                              mw_buf *space, kafka_retry *retry);
 rd_kafka_headers_t *kafka_record_headers(const mw_parts *p);
 bool kafka_record_is_tombstone(const mw_parts *p);
 
@@ -169,6 +187,7 @@ void kafka_publish_own(kafka_conn *c, const mw_publication *m, kafka_confirm *co
 
 /* lag.c */
 bool kafka_depth(mw_sub *sub, mw_depth *out);
+size_t kafka_places(mw_sub *sub, mw_place *out, size_t max);
 
 /* browse.c, remove.c */
 void kafka_conn_errand(kafka_conn *c, kafka_errand *e);

@@ -35,18 +35,39 @@ typedef struct asking {
     rd_kafka_t *rk;
     rd_kafka_topic_partition_list_t *list;
     uint32_t assignment;
-    bool from_start, again;
+    bool again;
     rd_kafka_resp_err_t err;
 } asking;
 
-/* A group without a commit begins at one of the ends; the number is needed, because the mark is one. */
+static rd_kafka_resp_err_t at_time(asking *a, const rd_kafka_topic_partition_t *p, int64_t *offset) {
+    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(1);
+    rd_kafka_topic_partition_list_add(list, p->topic, p->partition)->offset = a->sub->start_time_ms;
+    rd_kafka_resp_err_t err = rd_kafka_offsets_for_times(a->rk, list, ASK_MS);
+    if (!err) err = list->elems[0].err;
+    *offset = list->elems[0].offset; /* negative: nothing is that new */
+    rd_kafka_topic_partition_list_destroy(list);
+    return err;
+}
+
+/* A group without a commit begins at one of the ends, a time or an offset; the number is needed, because the
+ * mark is one. Retry channels are always read from the beginning. What is read of the subscription does not
+ * change. */
 static rd_kafka_resp_err_t find_start(asking *a, rd_kafka_topic_partition_t *p) {
-    int64_t low, high;
+    const kafka_sub *s = a->sub;
+    int64_t low, high, at = -1;
     if (p->err) return p->err;
     if (p->offset >= 0) return RD_KAFKA_RESP_ERR_NO_ERROR;
     rd_kafka_resp_err_t err =
         rd_kafka_query_watermark_offsets(a->rk, p->topic, p->partition, &low, &high, ASK_MS);
-    if (!err) p->offset = a->from_start ? low : high;
+    bool tier = strcmp(p->topic, s->topic) != 0;
+    if (!err && !tier && s->start_time_ms >= 0) err = at_time(a, p, &at);
+    if (err) return err;
+    if (tier || (s->from_start && s->start_time_ms < 0 && s->start_offset < 0))
+        p->offset = low;
+    else if (s->start_offset >= 0)
+        p->offset = s->start_offset < low ? low : s->start_offset > high ? high : s->start_offset;
+    else
+        p->offset = at >= 0 ? at : high;
     return err;
 }
 
@@ -82,7 +103,7 @@ static void give_to_librdkafka(kafka_sub *s, const asking *a) {
 static void start_parts(kafka_sub *s, asking *a) {
     for (int i = 0; i < a->list->cnt; i++) {
         rd_kafka_topic_partition_t *t = &a->list->elems[i];
-        kafka_part *p = kafka_part_find(s, t->partition);
+        kafka_part *p = kafka_part_find(s, t->topic, t->partition);
         if (!p || p->state != KAFKA_PART_WAITS) continue;
         p->marks = kafka_marks_new((uint64_t)t->offset);
         if (t->metadata_size) kafka_marks_read(p->marks, t->metadata, t->metadata_size);
@@ -135,10 +156,9 @@ static void take(kafka_sub *s, const rd_kafka_topic_partition_list_t *list, bool
     *a = (asking){.sub = s,
                   .rk = s->rk,
                   .list = rd_kafka_topic_partition_list_copy(list),
-                  .from_start = s->from_start,
                   .again = again,
                   .assignment = ++s->assignments};
-    for (int i = 0; i < list->cnt; i++) kafka_part_new(s, list->elems[i].partition);
+    for (int i = 0; i < list->cnt; i++) kafka_part_new(s, list->elems[i].topic, list->elems[i].partition);
     send_asking(s, a);
 }
 
@@ -150,10 +170,10 @@ static void let_go(kafka_sub *s) {
     s->revoke_late = false;
     mw_timer_stop(&s->revoke_timer);
     for (int i = 0; i < list->cnt; i++) {
-        kafka_part *p = kafka_part_find(s, list->elems[i].partition);
+        kafka_part *p = kafka_part_find(s, list->elems[i].topic, list->elems[i].partition);
         if (!p) continue;
-        s->conn->host->fence(s->source, (uint32_t)p->partition);
-        kafka_commit_forget(s, p->partition, p->epoch);
+        s->conn->host->fence(s->source, p->unit);
+        kafka_commit_forget(s, p);
         kafka_part_free(p);
     }
     log_partitions(s, "partitions given back", list);
@@ -202,11 +222,11 @@ static void give(kafka_sub *s, const rd_kafka_topic_partition_list_t *list) {
     s->revoked = rd_kafka_topic_partition_list_copy(list);
     s->assignments++;
     for (int i = 0; i < list->cnt; i++) {
-        kafka_part *p = kafka_part_find(s, list->elems[i].partition);
+        kafka_part *p = kafka_part_find(s, list->elems[i].topic, list->elems[i].partition);
         if (!p) continue;
         if (p->state == KAFKA_PART_LOST || lost) p->dirty = false;
         p->state = KAFKA_PART_REVOKED;
-        p->out = s->conn->host->recall(s->source, (uint32_t)p->partition);
+        p->out = s->conn->host->recall(s->source, p->unit);
     }
     if (lost) {
         let_go(s);
@@ -236,7 +256,7 @@ static void still_ours(mw_timer *t) {
     rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new((int)s->part_count);
     for (uint32_t i = s->part_count; i-- > 0;) {
         if (s->parts[i]->state != KAFKA_PART_LOST) continue;
-        rd_kafka_topic_partition_list_add(list, s->topic, s->parts[i]->partition);
+        rd_kafka_topic_partition_list_add(list, kafka_part_topic(s->parts[i]), s->parts[i]->partition);
         kafka_part_free(s->parts[i]);
     }
     if (list->cnt && s->state == KAFKA_OPEN) take(s, list, true);
@@ -255,8 +275,8 @@ void kafka_lost(kafka_sub *s, const char *why) {
         if (p->state == KAFKA_PART_WAITS) continue; /* nothing of it was delivered yet */
         p->state = KAFKA_PART_LOST;
         p->dirty = false;
-        s->conn->host->fence(s->source, (uint32_t)p->partition);
-        kafka_commit_forget(s, p->partition, p->epoch);
+        s->conn->host->fence(s->source, p->unit);
+        kafka_commit_forget(s, p);
     }
     s->commit_failures = 0;
     mw_timer_stop(&s->pace);

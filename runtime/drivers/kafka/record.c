@@ -5,13 +5,51 @@
 #include <string.h>
 
 #include "core/message.h"
+#include "core/tier.h"
 #include "drivers/kafka/kafka.h"
 
 static const char ID[] = "mw-id", TYPE[] = "content-type", PRIORITY[] = "mw-priority",
                   TOMBSTONE[] = "mw-tombstone";
 
+static int64_t whole_number(const char *text, size_t len) { /* -1: it is none */
+    int64_t v = 0;
+    if (!len || len > 16) return -1;
+    for (size_t i = 0; i < len; i++) {
+        if (text[i] < '0' || text[i] > '9') return -1;
+        v = v * 10 + (text[i] - '0');
+    }
+    return v;
+}
+
+/* true: it was one of a retry channel's own */
+static bool read_retry(const char *name, const char *text, size_t len, kafka_retry *r, mw_parts *p) {
+    int64_t v = whole_number(text, len);
+    if (!strcmp(name, MW_TIER_ATTEMPTS)) {
+        r->attempts = v > 0 && v < 1000000 ? (uint32_t)v : 0;
+    } else if (!strcmp(name, MW_TIER_DUE)) {
+        r->due_ms = v;
+    } else if (!strcmp(name, MW_TIER_PUBLISHED)) {
+        if (v > 0) p->time_ms = v;
+    } else if (!strcmp(name, MW_TIER_ERROR)) {
+        if (!r->error) r->error = mw_text_new(text, len < 4096 ? len : 4096);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+int64_t kafka_record_due(const rd_kafka_message_t *m) {
+    rd_kafka_headers_t *list;
+    const void *value;
+    size_t len;
+    if (rd_kafka_message_headers(m, &list) || rd_kafka_header_get_last(list, MW_TIER_DUE, &value, &len) ||
+        !value)
+        return 0;
+    return whole_number(value, len);
+}
+
 /* Everything a broker sends is checked: what does not fit our limits stays an ordinary header, or out. */
-static void read_headers(rd_kafka_headers_t *list, mw_parts *p, mw_headers *out) {
+static void read_headers(rd_kafka_headers_t *list, mw_parts *p, mw_headers *out, kafka_retry *retry) {
     const char *name;
     const void *value;
     size_t len;
@@ -19,7 +57,9 @@ static void read_headers(rd_kafka_headers_t *list, mw_parts *p, mw_headers *out)
         size_t name_len = strlen(name);
         const char *text = value ? value : "";
         if (!value) len = 0;
-        if (!p->id && !strcmp(name, ID) && len && len <= MW_ID_MAX) {
+        if (retry && read_retry(name, text, len, retry, p)) {
+            continue;
+        } else if (!p->id && !strcmp(name, ID) && len && len <= MW_ID_MAX) {
             p->id = text;
             p->id_len = len;
         } else if (!p->type && !strcmp(name, TYPE) && len <= MW_ID_MAX) {
@@ -44,7 +84,7 @@ static size_t number(char *out, uint64_t v) {
 }
 
 mw_message *kafka_record_read(const rd_kafka_message_t *m, const char *prefix, size_t prefix_len,
-                              mw_buf *space) {
+                              mw_buf *space, kafka_retry *retry) {
     char id[MW_ID_MAX];
     mw_parts p = {.body = m->payload ? m->payload : "",
                   .body_len = m->len,
@@ -54,7 +94,7 @@ mw_message *kafka_record_read(const rd_kafka_message_t *m, const char *prefix, s
                   .priority = MW_PRIORITY_DEFAULT};
     mw_headers block = {space->data, 0, space->capacity};
     rd_kafka_headers_t *list;
-    if (!rd_kafka_message_headers(m, &list)) read_headers(list, &p, &block);
+    if (!rd_kafka_message_headers(m, &list)) read_headers(list, &p, &block, retry);
     if (!m->payload) mw_headers_add(&block, TOMBSTONE, sizeof TOMBSTONE - 1, "1", 1);
     *space = (mw_buf){block.data, 0, block.capacity};
     if (!p.id) {
@@ -67,7 +107,7 @@ mw_message *kafka_record_read(const rd_kafka_message_t *m, const char *prefix, s
     p.headers_len = block.len;
     rd_kafka_timestamp_type_t kind;
     int64_t time = rd_kafka_message_timestamp(m, &kind);
-    p.time_ms = time > 0 ? time : 0;
+    if (!p.time_ms && time > 0) p.time_ms = time;
     return mw_message_new(&p);
 }
 

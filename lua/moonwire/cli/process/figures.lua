@@ -17,7 +17,11 @@ local function unsettled_at_broker(p) return p.lag and p.lag + (p.unsettled or 0
 local function add(total, p)
   for _, name in ipairs(SUMS) do total[name] = (total[name] or 0) + (p[name] or 0) end
   for _, name in ipairs(HIGHEST) do total[name] = highest(total[name], p[name]) end
-  total.outstanding = highest(total.outstanding, unsettled_at_broker(p))
+  if p.own_share then -- each process has partitions of its own
+    total.own_lag = (total.own_lag or 0) + (p.lag or 0)
+  else
+    total.outstanding = highest(total.outstanding, unsettled_at_broker(p))
+  end
   if p.next_retry then total.next_retry = math.min(total.next_retry or math.huge, p.next_retry) end
   total.breaker = total.breaker or "closed"
   if (BREAKERS[p.breaker] or 0) > BREAKERS[total.breaker] then total.breaker = p.breaker end
@@ -29,7 +33,7 @@ local function add(total, p)
 end
 
 local function finish(total)
-  total.lag = total.outstanding and math.max(0, total.outstanding - total.unsettled)
+  total.lag = total.own_lag or total.outstanding and math.max(0, total.outstanding - total.unsettled)
   total.retrying = total.held + (total.delayed or 0)
   total.paused, total.draining = total.paused_in > 0, total.draining_in == total.processes
   total.outstanding = nil
