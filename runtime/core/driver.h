@@ -49,6 +49,8 @@ enum {
     MW_CAN_RETRY = 1 << 7,  /* RETRY without hold: the broker delivers again when due */
     MW_CAN_RETAIN = 1 << 8, /* keep acknowledged messages by age and count */
     MW_CAN_SEEK = 1 << 9,   /* a new group may begin at a time or an offset */
+    MW_CAN_EXACTLY =
+        1 << 11, /* like ATOMIC, for subscriptions that ask for it: settlements carry publications */
     MW_CAN_TIERS = 1 << 10, /* reads a channel's retry channels along with it, each message when it is due */
 };
 
@@ -61,6 +63,7 @@ typedef struct mw_subscription {
                      consumer */
     bool from_start; /* a group that does not exist yet begins with the oldest message, else with the next one
                       */
+    bool exactly_once;                   /* MW_CAN_EXACTLY */
     int64_t start_time_ms, start_offset; /* MW_CAN_SEEK: instead of from_start, when not negative */
     const int64_t *tiers_ms;             /* MW_CAN_TIERS: the delays of the retry channels; see core/tier.h */
     size_t tier_count;

@@ -34,7 +34,7 @@ typedef struct mw_pipeline_spec {
     struct mw_link *from, *dead, *dedupe; /* dedupe: NULL = off */
     int64_t dedupe_ttl_ms;
     int order; /* mw_order */
-    bool own_key, from_start;
+    bool own_key, from_start, exactly_once;
     int64_t start_time_ms, start_offset; /* where a new group begins; negative: see from_start */
     uint32_t tier_count;                 /* of all policies: the retry channels that are read as well */
     int64_t tiers_ms[MW_TIERS];

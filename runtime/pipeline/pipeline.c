@@ -32,6 +32,17 @@ int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
             "start at a time or an offset needs a broker that keeps what was handled, such as Kafka; %s "
             "knows \"oldest\" and \"newest\"",
             driver);
+    if (s->exactly_once && !(can & (MW_CAN_EXACTLY | MW_CAN_ATOMIC)))
+        return mw_fail(e, MW_EUSAGE, false, "exactly_once needs a broker with transactions; %s has none",
+                       driver);
+    if (s->exactly_once && s->dead != s->from)
+        return mw_fail(
+            e, MW_EUSAGE, false,
+            "exactly_once: dead letters must be on the same connection, to be in the same transaction");
+    if (s->exactly_once && s->dedupe && s->dedupe != s->from)
+        return mw_fail(
+            e, MW_EUSAGE, false,
+            "exactly_once and dedupe in another store cannot be one transaction: leave out dedupe");
     if (s->tier_count && !(can & MW_CAN_TIERS))
         return mw_fail(e, MW_EUSAGE, false,
                        "retry.topics needs Kafka; %s keeps retries itself: use retry.backoff", driver);
@@ -114,6 +125,7 @@ int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
                          .order = (mw_order)p->spec.order,
                          .own_key = p->spec.own_key,
                          .from_start = p->spec.from_start,
+                         .exactly_once = p->spec.exactly_once,
                          .start_time_ms = p->spec.start_time_ms,
                          .start_offset = p->spec.start_offset,
                          .tiers_ms = p->spec.tiers_ms,

@@ -97,7 +97,7 @@ static void submit_ack(mw_delivery *d) {
 
 static bool all_in_one_transaction(const mw_delivery *d) {
     const mw_pipeline *p = d->pipeline;
-    if (!(p->driver->can & MW_CAN_ATOMIC)) return false;
+    if (!(p->driver->can & MW_CAN_ATOMIC) && !p->spec.exactly_once) return false;
     if (d->dedupe_key && !d->dead_letter && !done_with_ack(d))
         return false; /* "done" must come between the two */
     for (const mw_outgoing *o = d->outgoing; o; o = o->next)

@@ -1,5 +1,6 @@
 -- What happens to a Kafka consumer in real life: members come and go, the broker restarts, commits fail, a process stands
 -- still, a topic is compacted or grows. Nothing may be lost, and the order of a key holds for whoever looks at the end.
+local C = require "moonwire.internal.cdef"
 local client = require "spec.support.servers.kafka_client"
 local clock = require "spec.support.wait"
 local driver = require "spec.contract.kafka"
@@ -7,6 +8,8 @@ local harness = require "spec.support.harness"
 local kafka = require "spec.support.servers.kafka"
 
 local real = not kafka.shared().mock
+
+C.mw_log_setup(0, 9)
 
 local function new(case)
   local h = harness.new(driver, case)
@@ -252,5 +255,80 @@ describe("kafka", function()
     h:wait_settled "in"
     assert.equal(22, h.trace:count "begin")
     assert.equal("behind", h.trace:of("done")[22].id)
+  end)
+
+  -- Each input has one output that readers of committed messages see, and one commit; nothing more.
+  local function assert_exactly_once(h, n)
+    local seen = {}
+    for _, m in ipairs(h:messages "out") do
+      seen[m.id] = (seen[m.id] or 0) + 1
+      assert.equal(1, seen[m.id], m.id .. " was published more than once")
+    end
+    for i = 1, n do assert.equal(1, seen["out-m" .. i], "out-m" .. i) end
+  end
+
+  local EXACTLY = [[
+    function M.handle(msg)
+      mw.publish("out", msg.body, { id = "out-" .. msg.id, key = msg.key })
+      mw.sleep(math.random() * 0.01)
+      trace("done", msg)
+    end]]
+
+  local function numbered(n)
+    local list = {}
+    for i = 1, n do list[i] = { "x", id = "m" .. i, key = "k" .. i % 50 } end
+    return list
+  end
+
+  it("handles exactly once through kills in the middle of transactions", function()
+    local h = new { name = "eos", partitions = 4 }
+    local n, kills = 2000, 5
+    h:start { settings = "exactly_once = true, concurrency = 32, buffer = { count = 200 },", handler = EXACTLY }
+    h:publish(numbered(n))
+    for i = 1, kills do
+      h:wait_for("done", math.floor(n / (kills + 2)) * i, 60)
+      h:kill()
+      h:start()
+    end
+    h:wait_settled("in", 60)
+    -- what a killed one left open ends by its timeout; until then readers wait
+    h:wait(function() return #h:messages "out" >= n end, 40, "the outputs to be readable")
+    assert_exactly_once(h, n)
+    h:stop()
+  end)
+
+  it("handles exactly once when a member stands still and another takes over", function()
+    local h = new { name = "eos-pause", partitions = 4 }
+    local n = 1500
+    local worker = h:start { settings = "exactly_once = true, concurrency = 16, buffer = { count = 100 },",
+                             handler = EXACTLY }
+    h:start()
+    h:publish(numbered(n))
+    h:wait_for("done", n / 5, 30)
+    worker.child:kill "STOP"
+    h:stay(4)
+    worker.child:kill "CONT"
+    h:wait_settled("in", 60)
+    h:wait(function() return #h:messages "out" >= n end, 40, "the outputs to be readable")
+    assert_exactly_once(h, n)
+  end)
+
+  it("puts dead letters and retries into the same transactions", function()
+    local h = new { name = "eos-dead", partitions = 1 }
+    h:start { settings = "exactly_once = true, retry = { attempts = 2, base = 0.05 },", handler = [[
+      function M.handle(msg)
+        mw.publish("out", "x", { id = "out-" .. msg.id .. "-" .. msg.attempt })
+        if msg.id == "bad" then error("always", 0) end
+        if msg.id == "once" and msg.attempt == 1 then error("once", 0) end
+      end]] }
+    h:publish { { "x", id = "good" }, { "x", id = "bad" }, { "x", id = "once" } }
+    h:wait_settled("in", 30)
+    h:wait(function() return #h:dead() == 1 end, 10, "the dead letter")
+    local ids = {}
+    for _, m in ipairs(h:messages "out") do ids[#ids + 1] = m.id end
+    table.sort(ids)
+    assert.same({ "out-good-1", "out-once-2" }, ids)
+    assert.equal("bad", h:dead()[1].id)
+    h:stop()
   end)
 end)

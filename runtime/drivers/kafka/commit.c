@@ -47,7 +47,7 @@ static void forget_in(kafka_sub *s, mw_buf *list, const kafka_part *p) {
 
 void kafka_commit_forget(kafka_sub *s, const kafka_part *p) {
     forget_in(s, &s->gathering, p);
-    forget_in(s, &s->committing, p);
+    if (!s->txn || !s->commit_under_way) forget_in(s, &s->committing, p); /* else a thread is at it */
 }
 
 /* ---- settling ---- */
@@ -73,7 +73,11 @@ static void settle(kafka_sub *s, const mw_settlement *x) {
         answer_later(s, &s->released, x->cookie);
         return;
     }
-    kafka_wait w = {.cookie = x->cookie, .unit = p->unit, .epoch = p->epoch};
+    kafka_wait w = {.cookie = x->cookie,
+                    .publish = x->publish,
+                    .publish_count = x->publish_count,
+                    .unit = p->unit,
+                    .epoch = p->epoch};
     mw_buf_add(&s->gathering, &w, sizeof w);
 }
 
@@ -163,6 +167,10 @@ void kafka_commit_now(kafka_sub *s) {
         s->gathering = free_one;
         s->commit_under_way = true;
         s->committed_at = mw_loop_mono_ms(s->conn->loop);
+        if (s->txn) {
+            kafka_txn_commit(s->txn, list);
+            return;
+        }
         rd_kafka_commit_queue(s->rk, list, s->commits, NULL, NULL);
     }
     rd_kafka_topic_partition_list_destroy(list);
@@ -185,6 +193,20 @@ static void all_taken(kafka_sub *s) {
     }
 }
 
+/* Of partitions that went away while a transaction was under way. */
+static void refuse_orphans(kafka_sub *s) {
+    kafka_wait *w = (kafka_wait *)(void *)s->gathering.data;
+    size_t kept = 0;
+    for (size_t i = 0; i < s->gathering.len / sizeof *w; i++) {
+        kafka_part *p = kafka_part_of(s, (uint64_t)w[i].epoch << KAFKA_EPOCH_SHIFT, w[i].unit);
+        if (!p || p->state == KAFKA_PART_LOST)
+            answer_later(s, &s->refused, w[i].cookie);
+        else
+            w[kept++] = w[i];
+    }
+    s->gathering.len = kept * sizeof *w;
+}
+
 /* What was to be answered waits for the next one; every partition says again what it has to say. */
 static void not_taken(kafka_sub *s, rd_kafka_resp_err_t err) {
     mw_buf_add(&s->committing, s->gathering.data, s->gathering.len);
@@ -193,6 +215,7 @@ static void not_taken(kafka_sub *s, rd_kafka_resp_err_t err) {
     s->gathering = s->committing;
     s->committing = swap;
     for (uint32_t i = 0; i < s->part_count; i++) s->parts[i]->dirty = true;
+    if (s->txn) refuse_orphans(s);
     if (err == RD_KAFKA_RESP_ERR_OFFSET_METADATA_TOO_LARGE) s->metadata_max /= 2;
     int64_t wait = (int64_t)AGAIN_MS << (s->commit_failures < 5 ? s->commit_failures : 5);
     s->commit_failures++;
@@ -219,8 +242,9 @@ static rd_kafka_resp_err_t worst_error(rd_kafka_event_t *ev) {
     return err == RD_KAFKA_RESP_ERR__NO_OFFSET ? RD_KAFKA_RESP_ERR_NO_ERROR : err;
 }
 
-void kafka_committed(kafka_sub *s, rd_kafka_event_t *ev) {
-    rd_kafka_resp_err_t err = worst_error(ev);
+void kafka_committed(kafka_sub *s, rd_kafka_event_t *ev) { kafka_commit_ended(s, worst_error(ev)); }
+
+void kafka_commit_ended(kafka_sub *s, rd_kafka_resp_err_t err) {
     s->commit_under_way = false;
     if (!err)
         all_taken(s);

@@ -145,8 +145,11 @@ int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
 rd_kafka_t *kafka_conf_handle(kafka_conn *c, rd_kafka_type_t type, const char *const *pairs, mw_error *e) {
     char text[300];
     rd_kafka_conf_t *conf = rd_kafka_conf_dup(c->conf);
-    rd_kafka_conf_set_events(conf, RD_KAFKA_EVENT_REBALANCE | RD_KAFKA_EVENT_OFFSET_COMMIT |
-                                       RD_KAFKA_EVENT_ERROR | RD_KAFKA_EVENT_LOG | RD_KAFKA_EVENT_DR);
+    bool transactional =
+        pairs && strcmp(pairs[0], "transactional.id") == 0; /* nobody would take its events */
+    if (!transactional)
+        rd_kafka_conf_set_events(conf, RD_KAFKA_EVENT_REBALANCE | RD_KAFKA_EVENT_OFFSET_COMMIT |
+                                           RD_KAFKA_EVENT_ERROR | RD_KAFKA_EVENT_LOG | RD_KAFKA_EVENT_DR);
     for (; pairs && *pairs; pairs += 2) {
         if (rd_kafka_conf_set(conf, pairs[0], pairs[1], text, sizeof text) == RD_KAFKA_CONF_OK) continue;
         rd_kafka_conf_destroy(conf);

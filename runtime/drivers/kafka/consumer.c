@@ -207,6 +207,7 @@ mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e)
     s->commits = rd_kafka_queue_new(s->rk);
     wake_by(s, s->events);
     wake_by(s, s->commits);
+    if (spec->exactly_once) s->txn = kafka_txn_new(s);
     s->next = c->subs;
     c->subs = s;
     if (join(s, e)) {
@@ -273,6 +274,7 @@ static void end_handle(kafka_sub *s) {
 }
 
 void kafka_sub_abandon(kafka_sub *s) {
+    kafka_txn_free(s->txn);
     dismantle(s);
     end_handle(s);
     bool ended = kafka_errands_free(s->errands);

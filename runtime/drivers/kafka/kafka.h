@@ -19,6 +19,7 @@ typedef struct kafka_sub kafka_sub;
 typedef struct kafka_part kafka_part;
 typedef struct kafka_producer kafka_producer;
 typedef struct kafka_browser kafka_browser;
+typedef struct kafka_txn kafka_txn;
 
 struct kafka_conn {
     mw_loop *loop;
@@ -65,8 +66,12 @@ struct kafka_part {
 
 typedef enum { KAFKA_OPEN, KAFKA_COMMITS_LAST, KAFKA_LEAVES, KAFKA_GONE } kafka_sub_state;
 
+enum { KAFKA_EPOCH_SHIFT = 48 }; /* of a tag: the offset is below */
+
 typedef struct kafka_wait { /* a settlement that is answered when a commit has it */
     void *cookie;
+    const mw_publication *publish; /* exactly once: they go with it */
+    size_t publish_count;
     uint32_t unit;
     uint16_t epoch;
 } kafka_wait;
@@ -111,6 +116,8 @@ struct kafka_sub {
     bool revoke_late;     /* no more waiting for handlers */
     uint32_t assignments; /* counts, so that a late answer is known as such */
 
+    kafka_txn *txn; /* exactly once: commits are transactions; else NULL */
+
     mw_buf headers; /* record.c: space for one message's */
 };
 
@@ -154,6 +161,7 @@ void kafka_commit_soon(kafka_sub *s);
 void kafka_commit_begun(kafka_sub *s); /* a handler began: in a moment, if it is still at it */
 void kafka_commit_now(kafka_sub *s);   /* nothing to say: nothing happens */
 void kafka_committed(kafka_sub *s, rd_kafka_event_t *ev);
+void kafka_commit_ended(kafka_sub *s, rd_kafka_resp_err_t err);
 void kafka_commit_forget(kafka_sub *s, const kafka_part *p); /* its settlements are fenced */
 bool kafka_commit_idle(const kafka_sub *s);
 
@@ -161,6 +169,11 @@ bool kafka_commit_idle(const kafka_sub *s);
 void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev);
 void kafka_rebalance_check(kafka_sub *s);       /* a settlement came: is the revoked partition empty? */
 void kafka_lost(kafka_sub *s, const char *why); /* what we have is not ours any more */
+
+/* txn.c */
+kafka_txn *kafka_txn_new(kafka_sub *s);
+void kafka_txn_free(kafka_txn *t); /* NULL is fine */
+void kafka_txn_commit(kafka_txn *t, rd_kafka_topic_partition_list_t *offsets);
 
 /* record.c */
 typedef struct kafka_retry { /* what a retry channel's message says about itself */

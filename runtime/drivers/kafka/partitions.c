@@ -6,14 +6,14 @@
 #include "base/log.h"
 #include "drivers/kafka/kafka.h"
 
-enum { BATCH = 256, SHARE = 64, EPOCH_SHIFT = 48, TOPIC_SHIFT = 24 };
+enum { BATCH = 256, SHARE = 64, TOPIC_SHIFT = 24 };
 enum { SPAN_MAX = 100000 }; /* between the mark and the newest: what is remembered beyond the mark */
 
 static uint64_t tag_of(const kafka_part *p, int64_t offset) {
-    return (uint64_t)p->epoch << EPOCH_SHIFT | (uint64_t)offset;
+    return (uint64_t)p->epoch << KAFKA_EPOCH_SHIFT | (uint64_t)offset;
 }
 
-uint64_t kafka_tag_offset(uint64_t tag) { return tag & ((1ull << EPOCH_SHIFT) - 1); }
+uint64_t kafka_tag_offset(uint64_t tag) { return tag & ((1ull << KAFKA_EPOCH_SHIFT) - 1); }
 
 static uint32_t topic_index(const kafka_sub *s, const char *topic) {
     uint32_t i = s->topic_count - 1;
@@ -37,7 +37,7 @@ kafka_part *kafka_part_find(const kafka_sub *s, const char *topic, int32_t parti
 
 kafka_part *kafka_part_of(const kafka_sub *s, uint64_t tag, uint32_t unit) {
     kafka_part *p = find_unit(s, unit);
-    return p && p->epoch == tag >> EPOCH_SHIFT ? p : NULL;
+    return p && p->epoch == tag >> KAFKA_EPOCH_SHIFT ? p : NULL;
 }
 
 const char *kafka_part_topic(const kafka_part *p) { return p->sub->topics[p->topic]; }

@@ -37,6 +37,7 @@ local PIPELINE = {
   buffer = { kind = "table" },
   batch = { kind = "table" },
   lease = { kind = "seconds", min = 1, default = 30 },
+  exactly_once = { kind = "boolean", default = false },
 }
 local BUFFER = {
   count = { kind = "integer", min = 1, max = 10000000 },
@@ -301,6 +302,7 @@ local function spec_of(p)
   spec.order, spec.own_key = ORDERS[s.order], p.key ~= nil
   spec.from_start = s.start ~= "newest"
   spec.start_time_ms, spec.start_offset = -1, -1
+  spec.exactly_once = s.exactly_once
   if type(s.start) == "table" and not p.rewrite then
     if s.start.time then spec.start_time_ms = math.floor(s.start.time * 1000) end
     if s.start.offset then spec.start_offset = s.start.offset end
