@@ -60,10 +60,7 @@ end
 function M.declare(project, connection, given, where)
   local driver = driver_of(connection)
   local groups, items = DRIVERS[driver], {}
-  if not groups then
-    local text = "%s has nothing to declare: its channels are made by their first use; leave topology out"
-    return complain(project, where, "topology", text:format(driver))
-  end
+  if not groups then return end -- there a channel is made by its first use
   for _, group in ipairs(sorted(given)) do
     local rule = groups[group]
     if not rule then
