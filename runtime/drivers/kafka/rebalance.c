@@ -18,7 +18,13 @@ static bool cooperative(const kafka_sub *s) {
 static void log_partitions(const kafka_sub *s, const char *text,
                            const rd_kafka_topic_partition_list_t *list) {
     mw_buf names = {0};
-    for (int i = 0; i < list->cnt; i++) mw_buf_printf(&names, "%s%d", i ? "," : "", list->elems[i].partition);
+    for (int i = 0; i < list->cnt; i++) {
+        const char *topic = list->elems[i].topic, *comma = names.len ? "," : "";
+        if (strcmp(topic, s->topic) == 0)
+            mw_buf_printf(&names, "%s%d", comma, list->elems[i].partition);
+        else
+            mw_buf_printf(&names, "%s%s:%d", comma, topic, list->elems[i].partition);
+    }
     mw_log_begin(MW_INFO, text);
     mw_log_text("topic", s->topic);
     mw_log_text("group", s->group);
