@@ -34,7 +34,7 @@ typedef struct batch {
     mw_publication *list;
     size_t count;
     rd_kafka_resp_err_t err;
-    char text[300];
+    char text[MW_ERROR_TEXT];
 } batch;
 
 kafka_txn *kafka_txn_new(kafka_sub *s) {
