@@ -219,7 +219,8 @@ local function shown(default)
 end
 
 describe("docs/configuration.md", function()
-  local PROJECT, POLICY = "lua/moonwire/internal/config/project.lua", "lua/moonwire/internal/config/policy.lua"
+  local CONFIG = "lua/moonwire/internal/config/"
+  local PROJECT, POLICY, CHANNELS = CONFIG .. "project.lua", CONFIG .. "policy.lua", CONFIG .. "channels.lua"
   local retry = rules_in(POLICY, "RULES")
   local top, class = { classes = {} }, rules_in(POLICY, "CLASS")
   for name, rule in pairs(retry) do
@@ -227,7 +228,7 @@ describe("docs/configuration.md", function()
   end
   for title, rules in pairs {
     Pipelines = rules_in(PROJECT, "PIPELINE"), buffer = rules_in(PROJECT, "BUFFER"),
-    batch = rules_in(PROJECT, "BATCH"), dedupe = rules_in(PROJECT, "DEDUPE"), retain = rules_in(PROJECT, "RETAIN"),
+    batch = rules_in(PROJECT, "BATCH"), dedupe = rules_in(PROJECT, "DEDUPE"), retain = rules_in(CHANNELS, "RETAIN"),
     Settings = rules_in(PROJECT, "SETTINGS"),
     Channels = { retain = {} }, retry = top, ["retry.classes"] = class,
   } do
