@@ -14,8 +14,8 @@ broker:topology { -- `moonwire topology plan | apply`
   },
 }
 
--- Created, failed, retried, dead. An order that fails goes through retry topics: it gives up its place, and waits for its
--- turn at the broker. Outputs and commits are one transaction: an order is confirmed exactly once.
+-- Created, failed, retried, dead. An order that fails goes through retry topics: it gives up its place, and waits for
+-- its turn at the broker. Outputs and commits are one transaction: an order is confirmed exactly once.
 mw.pipeline "orders" {
   from         = broker:channel "order.created.v1",
   handler      = "handlers.orders",

@@ -1,12 +1,11 @@
---- Kafka, on a real broker of its own: consuming and producing against librdkafka alone, and the table that the Parallel
---- Consumer publishes. One JSON object:
+--- Kafka, on a real broker of its own: consuming and producing against librdkafka alone, and the table that the
+--- Parallel Consumer publishes. One JSON object:
 ---   moonwire lua spec/bench/kafka.lua COUNT ROUNDS
 local root = (arg[0]:match "^(.*)/spec/bench/" or ".")
 package.path = root .. "/?.lua;" .. package.path
 local bench = dofile(root .. "/spec/bench/bench.lua")
 local C = require "moonwire.internal.cdef"
 local client = require "spec.support.servers.kafka_client"
-local core = require "moonwire.core"
 local ffi = require "ffi"
 local json = require "moonwire.json"
 local kafka = require "spec.support.servers.kafka"

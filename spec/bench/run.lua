@@ -1,8 +1,8 @@
 --- Measures Moonwire against what it stands on, and says which targets it meets. docs/benchmarks.md tells what the
 --- numbers mean.
 ---   moonwire lua spec/bench/run.lua [--json] [--quick] [--strict] [NAME…]
---- NAME: dispatch, embedded, kafka, memory, start, json; all of them when none is given. The exit code is 1 when something
---- could not be measured, and with --strict when a target was missed.
+--- NAME: dispatch, embedded, kafka, memory, start, json; all of them when none is given. The exit code is 1 when
+--- something could not be measured, and with --strict when a target was missed.
 local bench = dofile((arg[0]:match "^(.*/)" or "./") .. "bench.lua")
 local json = require "moonwire.json"
 
@@ -170,8 +170,8 @@ local function kafka()
     add { group = "kafka", name = name, unit = "/s", ours = n / wall, wall = n / wall, baseline = n / raw,
           ratio = raw / wall, target = ">= 0.90 of raw", ok = raw / wall >= 0.9 }
     local cpu, raw_cpu = median(ours, "cpu") / n * 1e6, median(theirs, "cpu") / n * 1e6
-    add { group = "kafka", name = "  CPU a message", unit = " us", ours = cpu, baseline = raw_cpu, ratio = cpu / raw_cpu,
-          target = "<= 1.30 of raw", ok = cpu / raw_cpu <= 1.3 }
+    add { group = "kafka", name = "  CPU a message", unit = " us", ours = cpu, baseline = raw_cpu,
+          ratio = cpu / raw_cpu, target = "<= 1.30 of raw", ok = cpu / raw_cpu <= 1.3 }
   end
   against("consume, trivial handler, key order", r.consume, r.raw_consume)
   against("produce, confirmed", r.produce, r.raw_produce)
@@ -303,7 +303,9 @@ end
 
 -- ---- all of it ----
 
-local GROUPS = { dispatch = dispatch, embedded = embedded, kafka = kafka, memory = memory, start = starts, json = codec }
+local GROUPS = {
+  dispatch = dispatch, embedded = embedded, kafka = kafka, memory = memory, start = starts, json = codec,
+}
 
 local function has_embedded()
   local ffi, C = require "ffi", require "moonwire.internal.cdef"

@@ -1,5 +1,6 @@
--- What happens to a Kafka consumer in real life: members come and go, the broker restarts, commits fail, a process stands
--- still, a topic is compacted or grows. Nothing may be lost, and the order of a key holds for whoever looks at the end.
+-- What happens to a Kafka consumer in real life: members come and go, the broker restarts, commits fail, a process
+-- stands still, a topic is compacted or grows. Nothing may be lost, and the order of a key holds for whoever looks at
+-- the end.
 local C = require "moonwire.internal.cdef"
 local client = require "spec.support.servers.kafka_client"
 local clock = require "spec.support.wait"
@@ -94,8 +95,8 @@ local function storm(options, n, seconds)
   local again, count = observe(h.trace:of "done", at)
   assert.equal(n, count)
   local most = kills * buffer * 3 -- the one that was killed, and the two that had to let go of what they had begun
-  io.write(("\n  storm%s: %d messages, %d turns, %d kills, %d handled again (bound %d)\n"):format(options or "", n, turn,
-    kills, again, most))
+  local text = "\n  storm%s: %d messages, %d turns, %d kills, %d handled again (bound %d)\n"
+  io.write(text:format(options or "", n, turn, kills, again, most))
   assert.is_true(turn >= 3, "the storm was over too soon: " .. turn .. " turns")
   assert.is_true(again <= most, again .. " were handled again")
   for _, worker in ipairs(members) do h:stop(worker, 20 * h.late) end

@@ -1,5 +1,5 @@
--- What is Kafka's own: properties, where a group begins, retry topics, what a dead letter tells, compression, TLS and SASL, and
--- the commands on a Kafka broker. What every broker must keep is in spec/contract.
+-- What is Kafka's own: properties, where a group begins, retry topics, what a dead letter tells, compression, TLS and
+-- SASL, and the commands on a Kafka broker. What every broker must keep is in spec/contract.
 local C = require "moonwire.internal.cdef"
 local broker = require "spec.support.broker"
 local client = require "spec.support.servers.kafka_client"
@@ -45,8 +45,8 @@ describe("a Kafka URL", function()
 
   it("leaves to the driver what its promises rest on", function()
     for _, name in ipairs { "enable.auto.commit", "group.id", "auto.offset.reset", "transactional.id" } do
-      assert.matches("property " .. name .. " cannot be set in the URL", problem("kafka://127.0.0.1:1/?" .. name .. "=x"), 1,
-        true)
+      assert.matches("property " .. name .. " cannot be set in the URL",
+        problem("kafka://127.0.0.1:1/?" .. name .. "=x"), 1, true)
     end
     assert.matches("no host", problem "kafka:", 1, true)
     assert.matches("letters, digits", problem "kafka://127.0.0.1:1/a/b", 1, true)
@@ -174,7 +174,8 @@ describe("kafka", function()
     local h = new { name = "tombstone", partitions = 1 }
     h:start { handler = [[
       function M.handle(msg)
-        mw.publish("out", msg.body, { id = "t", key = msg.key, headers = { ["mw-tombstone"] = msg:header "mw-tombstone" } })
+        local tombstone = msg:header "mw-tombstone"
+        mw.publish("out", msg.body, { id = "t", key = msg.key, headers = { ["mw-tombstone"] = tombstone } })
       end]] }
     h:publish { { "", id = "m1", key = "k", headers = { ["mw-tombstone"] = "1" } }, { "", id = "m2", key = "k" } }
     h:wait(function() return #h:messages "out" == 2 end, 15, "both")
@@ -274,7 +275,7 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
     write "new = { partitons = 1 }"
     code, text = moonwire("plan", dir)
     assert.equal(78, code)
-    assert.matches('moonwire.lua:3: topology: unknown field "topics.new.partitons"; did you mean "partitions"?', text, 1,
-      true)
+    local expected = 'moonwire.lua:3: topology: unknown field "topics.new.partitons"; did you mean "partitions"?'
+    assert.matches(expected, text, 1, true)
   end)
 end)

@@ -23,8 +23,8 @@ local last = 0
 function M.new(driver, case)
   last = last + 1
   local dir = process.tmpdir()
-  local self = setmetatable({ driver = driver, case = case, dir = dir, name = ("contract-%d"):format(last), workers = {},
-                              started = 0, late = M.late }, Harness)
+  local self = setmetatable({ driver = driver, case = case, dir = dir, name = ("contract-%d"):format(last),
+                              workers = {}, started = 0, late = M.late }, Harness)
   self.url = driver.url(self)
   self.broker = broker.open(self.url)
   self.trace_path = dir .. "/trace"

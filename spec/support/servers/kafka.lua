@@ -13,7 +13,8 @@ M.version = os.getenv "MW_KAFKA_VERSION" or "3.9.1"
 
 local POM = [[
 <project xmlns="http://maven.apache.org/POM/4.0.0">
-<modelVersion>4.0.0</modelVersion><groupId>moonwire</groupId><artifactId>kafka-for-specs</artifactId><version>1</version>
+<modelVersion>4.0.0</modelVersion>
+<groupId>moonwire</groupId><artifactId>kafka-for-specs</artifactId><version>1</version>
 <dependencies>
 <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>%s</version></dependency>
 <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>

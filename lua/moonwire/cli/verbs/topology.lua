@@ -1,5 +1,5 @@
---- moonwire topology: compares what a project declares with `connection:topology { … }` with what there is at its brokers, and
---- makes it so. Nothing is deleted, and what would make a broker delete messages needs --force.
+--- moonwire topology: compares what a project declares with `connection:topology { … }` with what there is at its
+--- brokers, and makes it so. Nothing is deleted, and what would make a broker delete messages needs --force.
 local C = require "moonwire.internal.cdef"
 local fail = require "moonwire.cli.fail"
 local ffi = require "ffi"

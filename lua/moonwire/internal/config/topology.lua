@@ -1,5 +1,6 @@
---- `connection:topology { topics = { … } }`: what must exist at a broker before messages flow. Checked here, by rules per
---- driver; compared and made by `moonwire topology plan | apply`. A driver's entry in DRIVERS names its groups of things:
+--- `connection:topology { topics = { … } }`: what must exist at a broker before messages flow. Checked here, by rules
+--- per driver; compared and made by `moonwire topology plan | apply`. A driver's entry in DRIVERS names its groups of
+--- things:
 ---   topics = { kind = "topic", rules = (see fields.lua), settings = function(values) -> what the driver gets }
 local C = require "moonwire.internal.cdef"
 local fields = require "moonwire.internal.config.fields"
