@@ -63,9 +63,10 @@ typedef struct mw_subscription {
                      consumer */
     bool from_start; /* a group that does not exist yet begins with the oldest message, else with the next one
                       */
-    bool exactly_once;                   /* MW_CAN_EXACTLY */
-    int64_t start_time_ms, start_offset; /* MW_CAN_SEEK: instead of from_start, when not negative */
-    const int64_t *tiers_ms;             /* MW_CAN_TIERS: the delays of the retry channels; see core/tier.h */
+    bool exactly_once;        /* MW_CAN_EXACTLY */
+    mw_start_kind start_kind; /* MW_CAN_SEEK: instead of from_start */
+    int64_t start_at;
+    const int64_t *tiers_ms; /* MW_CAN_TIERS: the delays of the retry channels; see core/tier.h */
     size_t tier_count;
     int64_t lease_ms; /* how long a silent consumer may keep what it was given */
     mw_source *source;

@@ -27,6 +27,8 @@ typedef struct mw_policy { /* what an error of this class costs */
     int64_t tiers_ms[MW_TIERS];
 } mw_policy;
 
+typedef enum { MW_START_NONE, MW_START_TIME, MW_START_OFFSET } mw_start_kind; /* wall ms; a position */
+
 typedef enum { MW_DEAD_CONTINUE, MW_DEAD_HOLD_KEY, MW_DEAD_DEAD_KEY } mw_on_dead;
 
 typedef struct mw_pipeline_spec {
@@ -35,8 +37,9 @@ typedef struct mw_pipeline_spec {
     int64_t dedupe_ttl_ms;
     int order; /* mw_order */
     bool own_key, from_start, exactly_once;
-    int64_t start_time_ms, start_offset; /* where a new group begins; negative: see from_start */
-    uint32_t tier_count;                 /* of all policies: the retry channels that are read as well */
+    int start_kind; /* mw_start_kind: where a new group begins; NONE: see from_start */
+    int64_t start_at;
+    uint32_t tier_count; /* of all policies: the retry channels that are read as well */
     int64_t tiers_ms[MW_TIERS];
     uint32_t concurrency;
     uint32_t buffer_count;

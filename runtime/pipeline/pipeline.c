@@ -26,7 +26,7 @@ int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
         return mw_fail(e, MW_EUSAGE, false,
                        "on_dead = \"hold_key\" and \"dead_key\" go by the message's own key: leave out key = "
                        "..., or publish with a key");
-    if ((s->start_time_ms >= 0 || s->start_offset >= 0) && !(can & MW_CAN_SEEK))
+    if (s->start_kind != MW_START_NONE && !(can & MW_CAN_SEEK))
         return mw_fail(
             e, MW_EUSAGE, false,
             "start at a time or an offset needs a broker that keeps what was handled, such as Kafka; %s "
@@ -126,8 +126,8 @@ int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
                          .own_key = p->spec.own_key,
                          .from_start = p->spec.from_start,
                          .exactly_once = p->spec.exactly_once,
-                         .start_time_ms = p->spec.start_time_ms,
-                         .start_offset = p->spec.start_offset,
+                         .start_kind = (mw_start_kind)p->spec.start_kind,
+                         .start_at = p->spec.start_at,
                          .tiers_ms = p->spec.tiers_ms,
                          .tier_count = p->spec.tier_count,
                          .lease_ms = p->spec.lease_ms,

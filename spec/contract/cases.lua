@@ -22,6 +22,8 @@ local M = { list = cases }
 
 -- nil, or why this driver cannot show the case
 function M.not_for(c, h)
+  local reason = h.driver.cannot and h.driver.cannot(h, c)
+  if reason then return reason end
   for _, need in ipairs(c.needs) do
     if need == "refuse" then
       if not h.driver.refuse then return WHY_NOT.refuse end

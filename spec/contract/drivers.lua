@@ -5,6 +5,7 @@
 --   version() the line that the matrix shows
 --   is_empty(h, channel), messages(h, channel)  where a broker keeps what was handled: what no group has settled
 --   ready(h)  true when the group of the worker stands at the broker: it gets whatever comes from now on
+--   cannot(h, case)  nil, or why this broker cannot show the case
 --   notes     seconds until the broker knows what a handler has begun
 --   refuse(h, n)  makes the broker refuse the next n publishes and settlements; leave it out where nothing can
 local C = require "moonwire.internal.cdef"

@@ -111,12 +111,12 @@ describe("kafka", function()
 
   it("loses nothing in a rebalance storm, and keeps the order of keys (range)", function()
     local n = math.max(20000, math.floor(200000 * harness.scale))
-    storm(nil, n, 28)
+    storm(nil, n, 24)
   end)
 
   it("loses nothing in a rebalance storm, and keeps the order of keys (cooperative-sticky)", function()
     local n = math.max(20000, math.floor(60000 * harness.scale))
-    storm("&partition.assignment.strategy=cooperative-sticky", n, 18)
+    storm("&partition.assignment.strategy=cooperative-sticky", n, 14)
   end)
 
   it("goes on after the broker was restarted, with nothing lost", function()

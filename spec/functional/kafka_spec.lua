@@ -278,4 +278,56 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
     local expected = 'moonwire.lua:3: topology: unknown field "topics.new.partitons"; did you mean "partitions"?'
     assert.matches(expected, text, 1, true)
   end)
+
+  -- A broker with a second door: TLS, and SASL with PLAIN or SCRAM.
+  local function secure_server()
+    local dir, port = process.tmpdir(), process.free_port()
+    local function run(...)
+      local ran = process.run { { ... }, cwd = dir, timeout = 60 }
+      assert(ran.code == 0, ran.stdout .. ran.stderr)
+    end
+    run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", "key.pem", "-out", "ca.pem",
+      "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
+    run("openssl", "pkcs12", "-export", "-inkey", "key.pem", "-in", "ca.pem", "-out", "store.p12", "-passout",
+      "pass:password")
+    local plain = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_me="let me in";'
+    local scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    local server = assert(kafka.new {
+      secure = { port = port },
+      scram = { "SCRAM-SHA-256=[name=me,password=let me in]", "SCRAM-SHA-512=[name=me,password=let me in]" },
+      properties = table.concat({
+        "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512", "ssl.keystore.location=" .. dir .. "/store.p12",
+        "ssl.keystore.password=password", "ssl.key.password=password", "ssl.keystore.type=PKCS12",
+        "listener.name.sasl_ssl.plain.sasl.jaas.config=" .. plain,
+        "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config=" .. scram,
+        "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=" .. scram,
+      }, "\n"),
+    })
+    return server, port, dir .. "/ca.pem"
+  end
+
+  it("speaks TLS and SASL: PLAIN and SCRAM, and says when the password is wrong", function()
+    local server, port, ca = secure_server()
+    finally(function() server:stop() end)
+    client.create(server.bootstrap, { ["safe.in"] = { partitions = 1 } })
+    for _, mechanism in ipairs { "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512" } do
+      local url = ("kafka://me:let%%20me%%20in@127.0.0.1:%d/safe.?security.protocol=sasl_ssl&ssl.ca.location=%s&sasl.mechanisms=%s")
+        :format(port, ca, mechanism)
+      local b = broker.open(url)
+      b:publish("in", { { "hello", id = mechanism } })
+      local found = b:messages "in"
+      assert.equal(mechanism, found[#found].id)
+    end
+    local wrong = ("kafka://me:wrong@127.0.0.1:%d/safe.?security.protocol=sasl_ssl&ssl.ca.location=%s"):format(port, ca)
+    local ran = process.run { { binary, "publish", "in", "x", "--broker", wrong .. "&message.timeout.ms=3000" },
+                              timeout = 60 }
+    assert.is_true(ran.code ~= 0)
+    assert.matches("[Aa]uthentication", ran.stderr)
+    local untrusted = ("kafka://me:let%%20me%%20in@127.0.0.1:%d/safe.?security.protocol=sasl_ssl&message.timeout.ms=3000")
+      :format(port)
+    ran = process.run { { binary, "publish", "in", "x", "--broker", untrusted }, timeout = 60 }
+    assert.is_true(ran.code ~= 0)
+    assert.matches("certificate verify failed", ran.stderr)
+    assert.is_nil(ran.stderr:find "let me in")
+  end)
 end)

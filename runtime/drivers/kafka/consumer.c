@@ -191,8 +191,8 @@ mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e)
     name_topics(s, spec);
     s->group = kafka_topic(c, spec->group);
     s->from_start = spec->from_start;
-    s->start_time_ms = spec->start_time_ms;
-    s->start_offset = spec->start_offset;
+    s->start_kind = spec->start_kind;
+    s->start_at = spec->start_at;
     s->session_ms = session_of(c, spec);
     s->ticked = mw_loop_mono_ms(c->loop);
     s->metadata_max = METADATA_MAX;

@@ -84,7 +84,8 @@ struct kafka_sub {
     uint32_t topic_count;
     char *topic, *group; /* topic: the first of them */
     bool from_start;
-    int64_t start_time_ms, start_offset;
+    mw_start_kind start_kind;
+    int64_t start_at;
     kafka_sub_state state;
     int64_t session_ms;
     rd_kafka_t *rk;

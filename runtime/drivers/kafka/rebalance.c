@@ -47,7 +47,7 @@ typedef struct asking {
 
 static rd_kafka_resp_err_t at_time(asking *a, const rd_kafka_topic_partition_t *p, int64_t *offset) {
     rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(1);
-    rd_kafka_topic_partition_list_add(list, p->topic, p->partition)->offset = a->sub->start_time_ms;
+    rd_kafka_topic_partition_list_add(list, p->topic, p->partition)->offset = a->sub->start_at;
     rd_kafka_resp_err_t err = rd_kafka_offsets_for_times(a->rk, list, ASK_MS);
     if (!err) err = list->elems[0].err;
     *offset = list->elems[0].offset; /* negative: nothing is that new */
@@ -66,12 +66,12 @@ static rd_kafka_resp_err_t find_start(asking *a, rd_kafka_topic_partition_t *p) 
     rd_kafka_resp_err_t err =
         rd_kafka_query_watermark_offsets(a->rk, p->topic, p->partition, &low, &high, ASK_MS);
     bool tier = strcmp(p->topic, s->topic) != 0;
-    if (!err && !tier && s->start_time_ms >= 0) err = at_time(a, p, &at);
+    if (!err && !tier && s->start_kind == MW_START_TIME) err = at_time(a, p, &at);
     if (err) return err;
-    if (tier || (s->from_start && s->start_time_ms < 0 && s->start_offset < 0))
+    if (tier || (s->start_kind == MW_START_NONE && s->from_start))
         p->offset = low;
-    else if (s->start_offset >= 0)
-        p->offset = s->start_offset < low ? low : s->start_offset > high ? high : s->start_offset;
+    else if (s->start_kind == MW_START_OFFSET)
+        p->offset = s->start_at < low ? low : s->start_at > high ? high : s->start_at;
     else
         p->offset = at >= 0 ? at : high;
     return err;

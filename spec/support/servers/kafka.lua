@@ -123,6 +123,7 @@ local function listeners(self)
 end
 
 local function real(options)
+  if os.getenv "MW_KAFKA" == "mock" then return nil, "MW_KAFKA=mock" end
   if not process.which "java" then return nil, "no java" end
   local jars, why = M.jars()
   if not jars then return nil, why end

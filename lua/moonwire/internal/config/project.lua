@@ -18,6 +18,7 @@ local M = {}
 local ORDERS = { none = 0, key = 1, source = 2 }
 -- as in core/driver.h
 local CAN_DEDUPE = 16
+local START_TIME, START_OFFSET = 1, 2
 local ON_DEAD = { continue = 0, hold_key = 1, dead_key = 2 }
 
 local PIPELINE = {
@@ -301,11 +302,10 @@ local function spec_of(p)
   end
   spec.order, spec.own_key = ORDERS[s.order], p.key ~= nil
   spec.from_start = s.start ~= "newest"
-  spec.start_time_ms, spec.start_offset = -1, -1
   spec.exactly_once = s.exactly_once
   if type(s.start) == "table" and not p.rewrite then
-    if s.start.time then spec.start_time_ms = math.floor(s.start.time * 1000) end
-    if s.start.offset then spec.start_offset = s.start.offset end
+    spec.start_kind = s.start.time and START_TIME or START_OFFSET
+    spec.start_at = s.start.time and math.floor(s.start.time * 1000) or s.start.offset
   end
   spec.concurrency, spec.buffer_count, spec.buffer_bytes = s.concurrency, p.buffer_count, p.buffer_bytes
   spec.timeout_ms, spec.lease_ms = math.floor(s.timeout * 1000), math.floor(s.lease * 1000)
