@@ -89,6 +89,8 @@ void kafka_settle(mw_sub *sub, const mw_settlement *list, size_t count) {
 
 /* ---- committing ---- */
 
+static void not_taken(kafka_sub *s, rd_kafka_resp_err_t err);
+
 static void commit_paced(mw_timer *t) { kafka_commit_now(mw_container_of(t, kafka_sub, pace)); }
 static void commit_deferred(mw_deferred *d) {
     kafka_sub *s = mw_container_of(d, kafka_sub, commit);
@@ -171,7 +173,11 @@ void kafka_commit_now(kafka_sub *s) {
             kafka_txn_commit(s->txn, list);
             return;
         }
-        rd_kafka_commit_queue(s->rk, list, s->commits, NULL, NULL);
+        rd_kafka_resp_err_t err = rd_kafka_commit_queue(s->rk, list, s->commits, NULL, NULL);
+        if (err) { /* it was not even sent: nobody will answer */
+            s->commit_under_way = false;
+            not_taken(s, err);
+        }
     }
     rd_kafka_topic_partition_list_destroy(list);
 }

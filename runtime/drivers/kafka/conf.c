@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/nearest.h"
-#include "core/ledger.h"
 #include "drivers/kafka/kafka.h"
 
 /* Before the user's: what suits us better than librdkafka's own defaults. */

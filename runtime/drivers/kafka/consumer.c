@@ -30,6 +30,15 @@ static void failed(kafka_sub *s, rd_kafka_event_t *ev) {
     const char *text = rd_kafka_event_error_string(ev);
     switch (code) {
     case RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN: kafka_down(s->conn, text); break;
+    case RD_KAFKA_RESP_ERR__FATAL: /* such as another process with the same group.instance.id */
+        mw_log_begin(MW_ERROR,
+                     "kafka: this consumer has failed for good; restart the process when the cause is gone");
+        mw_log_text("topic", s->topic);
+        mw_log_text("group", s->group);
+        mw_log_text("error", text);
+        mw_log_end();
+        kafka_lost(s, text);
+        break;
     case RD_KAFKA_RESP_ERR__TRANSPORT: /* one connection of several; librdkafka makes a new one */
     case RD_KAFKA_RESP_ERR__RESOLVE: break;
     default: log_error(s, code, text);

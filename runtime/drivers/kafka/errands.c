@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
@@ -14,7 +13,7 @@ struct kafka_errands {
     pthread_mutex_t lock;
     pthread_cond_t work;
     kafka_errand *todo, **todo_tail, *done, **done_tail;
-    atomic_bool ending;
+    bool ending;
     bool deserted; /* nobody waits for it any more: the thread frees it */
     mw_wake wake;
 };
@@ -97,8 +96,6 @@ void kafka_errands_send(kafka_errands *q, kafka_errand *e) {
     pthread_cond_signal(&q->work);
     pthread_mutex_unlock(&q->lock);
 }
-
-bool kafka_errands_ending(const kafka_errands *q) { return q->ending; }
 
 bool kafka_errands_free(kafka_errands *q) {
     if (!q) return true;

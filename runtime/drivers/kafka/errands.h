@@ -18,4 +18,3 @@ void kafka_errands_send(kafka_errands *q, kafka_errand *e);
 /* Ends the thread when what it was given is done, within a few seconds. false: it is left to itself, and so
  * must be everything that its errands use. NULL is fine. */
 bool kafka_errands_free(kafka_errands *q);
-bool kafka_errands_ending(const kafka_errands *q); /* on the thread: do not begin anything long */

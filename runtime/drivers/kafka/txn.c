@@ -7,7 +7,6 @@
  *
  * librdkafka's calls block, so a thread makes them, one transaction at a time. The core keeps messages and
  * channels until their settlement is answered; the thread only reads them. */
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
