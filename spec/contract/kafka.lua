@@ -32,7 +32,8 @@ end
 -- What the mock cluster cannot show: it has four partitions, keeps no metadata of commits and 5 MiB a partition, and
 -- its groups need seconds to notice a death.
 local NOT_ON_MOCK = { "waits-for-consumer", "max-age", "order-source", "order-own-key", "fence", "fence-dedupe",
-                      "ack-crash", "attempts-crash", "backoff-crash", "drain-backoff", "drain-storm", "any-bytes", "soak" }
+                      "ack-crash", "attempts-crash", "backoff-crash", "drain-backoff", "drain-storm", "any-bytes",
+                      "soak" }
 
 function M.cannot(h, case)
   if not h.server.mock then return nil end

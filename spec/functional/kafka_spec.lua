@@ -286,8 +286,8 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
       local ran = process.run { { ... }, cwd = dir, timeout = 60 }
       assert(ran.code == 0, ran.stdout .. ran.stderr)
     end
-    run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", "key.pem", "-out", "ca.pem",
-      "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
+    run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", "key.pem", "-out",
+      "ca.pem", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
     run("openssl", "pkcs12", "-export", "-inkey", "key.pem", "-in", "ca.pem", "-out", "store.p12", "-passout",
       "pass:password")
     local plain = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_me="let me in";'
@@ -310,10 +310,9 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
     local server, port, ca = secure_server()
     finally(function() server:stop() end)
     client.create(server.bootstrap, { ["safe.in"] = { partitions = 1 } })
+    local safe = "kafka://me:let%%20me%%20in@127.0.0.1:%d/safe.?security.protocol=sasl_ssl"
     for _, mechanism in ipairs { "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512" } do
-      local url = ("kafka://me:let%%20me%%20in@127.0.0.1:%d/safe.?security.protocol=sasl_ssl&ssl.ca.location=%s&sasl.mechanisms=%s")
-        :format(port, ca, mechanism)
-      local b = broker.open(url)
+      local b = broker.open(safe:format(port) .. "&ssl.ca.location=" .. ca .. "&sasl.mechanisms=" .. mechanism)
       b:publish("in", { { "hello", id = mechanism } })
       local found = b:messages "in"
       assert.equal(mechanism, found[#found].id)
@@ -323,8 +322,7 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
                               timeout = 60 }
     assert.is_true(ran.code ~= 0)
     assert.matches("[Aa]uthentication", ran.stderr)
-    local untrusted = ("kafka://me:let%%20me%%20in@127.0.0.1:%d/safe.?security.protocol=sasl_ssl&message.timeout.ms=3000")
-      :format(port)
+    local untrusted = safe:format(port) .. "&message.timeout.ms=3000"
     ran = process.run { { binary, "publish", "in", "x", "--broker", untrusted }, timeout = 60 }
     assert.is_true(ran.code ~= 0)
     assert.matches("certificate verify failed", ran.stderr)
