@@ -279,6 +279,19 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
     assert.matches(expected, text, 1, true)
   end)
 
+  it("gives a static member its partitions back at once when it was killed", function()
+    local h = new { name = "static", session = 40000, options = "&group.instance.id=one" }
+    h:start { handler = DONE }
+    h:publish { { "x", id = "m1" } }
+    h:wait_for("done", 1, 20)
+    h:wait_settled "in"
+    h:kill()
+    h:start()
+    h:publish { { "x", id = "m2" } }
+    h:wait_for("done", 2, 20) -- a new member would have to wait until the session of the dead one is over
+    h:stop()
+  end)
+
   -- A broker with a second door: TLS, and SASL with PLAIN or SCRAM.
   local function secure_server()
     local dir, port = process.tmpdir(), process.free_port()
