@@ -243,13 +243,14 @@ describe("kafka", function()
   end)
 
   it("keeps a member whose handler takes longer than the group allows between polls", function()
-    local h = new { name = "slow", partitions = 2, options = "&max.poll.interval.ms=3000" }
-    h:start { settings = "timeout = 60, lease = 1,", handler = [[
+    local most = 3 * harness.late
+    local h = new { name = "slow", partitions = 2, options = ("&max.poll.interval.ms=%d"):format(most * 1000) }
+    h:start { settings = "timeout = 60, lease = 1,", handler = ([[
       function M.handle(msg)
         trace("begin", msg)
-        if msg.id == "slow" then mw.sleep(7) end
+        if msg.id == "slow" then mw.sleep(%g) end
         trace("done", msg)
-      end]] }
+      end]]):format(most * 2 + 1) }
     h:publish { { "x", id = "slow", key = "a" }, { "x", id = "behind", key = "a" } }
     for i = 1, 20 do h:publish { { "x", id = "other" .. i, key = "b" .. i } } end
     h:wait_for("done", 22, 30)
