@@ -42,7 +42,8 @@ local specs = require "moonwire.internal.specs"
 
 -- Modules of ours that declare types or start something once.
 local KEEP = { "spec.support.wait", "spec.support.process", "spec.support.broker", "spec.support.harness",
-               "spec.support.servers.redis", "spec.support.servers.rabbitmq" }
+               "spec.support.servers.redis", "spec.support.servers.rabbitmq", "spec.support.servers.kafka",
+               "spec.support.servers.kafka_client", "spec.contract.kafka" }
 
 local function report(suite, counts)
   local path = os.getenv "MW_RESULTS"

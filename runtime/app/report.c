@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "pipeline/insight.h"
 
+enum { PLACES_SHOWN = 256 };
 enum { SHOWN = 10, TEXT_SHOWN = 500, PEERS_SHOWN = 32 }; /* an answer stays small whatever is in flight */
 
 static void set_number(lua_State *L, const char *name, double value) {
@@ -51,9 +52,27 @@ static void set_counters(lua_State *L, const mw_counters *given) {
 static void set_depth(lua_State *L, const mw_depth *depth) {
     if (!depth->known) return;
     set_number(L, "lag", (double)depth->ready);
+    if (depth->own_share) set_flag(L, "own_share", true);
     set_number(L, "delayed", (double)depth->delayed);
     set_number(L, "parked_now", (double)depth->parked);
     set_number(L, "unsettled", (double)depth->unsettled);
+}
+
+static void set_places(lua_State *L, mw_pipeline *p) {
+    mw_place list[PLACES_SHOWN];
+    size_t count = mw_pipeline_places(p, list, PLACES_SHOWN);
+    if (!count) return;
+    lua_newtable(L);
+    for (size_t i = 0; i < count; i++) {
+        lua_newtable(L);
+        set_text(L, "name", list[i].name);
+        set_number(L, "lag", (double)list[i].lag);
+        set_number(L, "unsettled", (double)list[i].unsettled);
+        set_number(L, "position", (double)list[i].position);
+        set_ms(L, "behind", list[i].behind_ms);
+        lua_rawseti(L, -2, (int)i + 1);
+    }
+    lua_setfield(L, -2, "partitions");
 }
 
 void mw_report_tally(lua_State *L, const mw_tally *t, const char *name, const char *channel) {
@@ -90,6 +109,7 @@ void mw_report_tally(lua_State *L, const mw_tally *t, const char *name, const ch
 
 void mw_report_status(lua_State *L, mw_pipeline *p) {
     mw_report_tally(L, mw_pipeline_look(p), mw_pipeline_name(p), mw_pipeline_settings(p)->channel);
+    set_places(L, p);
 }
 
 /* ---- connections ---- */

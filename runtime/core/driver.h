@@ -50,6 +50,10 @@ enum {
     MW_CAN_RETRY = 1 << 7,  /* RETRY without hold: the broker delivers again when due */
     MW_CAN_RETAIN = 1 << 8, /* keep acknowledged messages by age and count */
     MW_CAN_GROUPS = 1 << 9, /* tell the groups of a channel, and remove one */
+    MW_CAN_SEEK = 1 << 10,  /* a new group may begin at a time or an offset */
+    MW_CAN_TIERS = 1 << 11, /* reads a channel's retry channels along with it, each message when it is due */
+    MW_CAN_EXACTLY =
+        1 << 12, /* like ATOMIC, for subscriptions that ask for it: settlements carry publications */
 };
 
 /* ---- from the core to the driver ---- */
@@ -61,9 +65,22 @@ typedef struct mw_subscription {
                      consumer */
     bool from_start; /* a group that does not exist yet begins with the oldest message, else with the next one
                       */
+    bool exactly_once;        /* MW_CAN_EXACTLY */
+    mw_start_kind start_kind; /* MW_CAN_SEEK: instead of from_start */
+    int64_t start_at;
+    const int64_t *tiers_ms; /* MW_CAN_TIERS: the delays of the retry channels; see core/tier.h */
+    size_t tier_count;
     int64_t lease_ms; /* how long a silent consumer may keep what it was given */
     mw_source *source;
 } mw_subscription;
+
+typedef struct mw_origin { /* of a dead letter */
+    uint64_t tag;
+    uint32_t unit;
+    const mw_message *msg;
+    const char *reason;
+    size_t reason_len;
+} mw_origin;
 
 typedef struct mw_publication {
     const char *channel;
@@ -155,7 +172,17 @@ typedef struct mw_depth {
     int64_t
         next_due_ms; /* wall time at which the next delayed one is due; 0: none, or the driver cannot tell */
     bool known;      /* false: the broker has not said yet */
+    bool own_share;  /* counts what this consumer has to do, not what the whole group has */
 } mw_depth;
+
+enum { MW_PLACE_NAME = 64 };
+typedef struct mw_place { /* a part of a channel that this consumer has, such as a partition */
+    char name[MW_PLACE_NAME];
+    uint64_t lag;       /* not delivered yet */
+    uint64_t unsettled; /* delivered */
+    uint64_t position;  /* everything before it is settled, as far as the broker knows */
+    int64_t behind_ms;  /* how old what is delivered now is, while there is more; -1: not known */
+} mw_place;
 
 /* ---- from the driver to the core ---- */
 
@@ -188,6 +215,9 @@ typedef struct mw_host {
     size_t (*room)(mw_source *s, size_t *bytes);
     void (*deliver)(mw_source *s, const mw_incoming *in, size_t count);
     void (*fence)(mw_source *s, uint32_t unit); /* what was delivered for this unit is no longer ours */
+    /* This unit is about to be taken away: what no handler has begun is forgotten, as if it had never been
+     * delivered. Returns how many are left; they may still be settled until the unit is fenced. */
+    uint32_t (*recall)(mw_source *s, uint32_t unit);
     void (*settled)(mw_source *s, void *cookie, const mw_error *e);
     void (*mark)(mw_source *s, uint64_t lane,
                  mw_mark mark);   /* known marks, before the first delivery and when they change */
@@ -234,8 +264,11 @@ typedef struct mw_driver {
      * messages the driver delivers nothing newer of that key, except what carries the header mw-replay: those
      * wait behind the parked ones. */
     void (*unpark)(mw_sub *s, uint64_t lane);
-    bool (*depth)(mw_sub *s, mw_depth *out); /* what is known now, without waiting */
-    void (*pause)(mw_sub *s);                /* drain: deliver nothing more */
+    /* Optional: adds to a dead letter's headers where exactly the message stood. */
+    void (*origin)(mw_sub *s, const mw_origin *o, mw_headers *out);
+    bool (*depth)(mw_sub *s, mw_depth *out);                /* what is known now, without waiting */
+    size_t (*places)(mw_sub *s, mw_place *out, size_t max); /* optional, likewise: how many it filled */
+    void (*pause)(mw_sub *s);                               /* drain: deliver nothing more */
     void (*unsubscribe)(mw_sub *s); /* what was not settled becomes available again; answered by `closed` */
 
     /* Publishing. */

@@ -6,6 +6,7 @@ const mw_host mw_core_host = {
     .room = mw_source_room,
     .deliver = mw_source_deliver,
     .fence = mw_source_fence,
+    .recall = mw_source_recall,
     .settled = mw_source_settled,
     .mark = mw_source_mark,
     .closed = mw_source_closed,

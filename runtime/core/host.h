@@ -6,6 +6,7 @@
 size_t mw_source_room(mw_source *s, size_t *bytes);
 void mw_source_deliver(mw_source *s, const mw_incoming *in, size_t count);
 void mw_source_fence(mw_source *s, uint32_t unit);
+uint32_t mw_source_recall(mw_source *s, uint32_t unit);
 void mw_source_settled(mw_source *s, void *cookie, const mw_error *e);
 void mw_source_mark(mw_source *s, uint64_t lane, mw_mark mark);
 void mw_source_closed(mw_source *s);

@@ -20,6 +20,24 @@ struct mw_link {
     mw_deferred flush;
 };
 
+/* Nor does an option that sounds like one: its value is left out. */
+static void without_secrets(char *query) {
+    for (char *next; query && *query; query = next) {
+        next = strchr(query, '&');
+        char *equals = strchr(query, '=');
+        if (!equals || (next && equals > next)) {
+            next = next ? next + 1 : NULL;
+            continue;
+        }
+        *equals = 0;
+        bool secret = strstr(query, "password") || strstr(query, "secret") || strstr(query, "key.pem");
+        *equals = '=';
+        if (secret) memmove(equals + 1, next ? next : equals + strlen(equals), next ? strlen(next) + 1 : 1);
+        next = strchr(query, '&');
+        if (next) next++;
+    }
+}
+
 /* A password never reaches a log: everything between the first ':' after "//" and the last '@' is left out.
  */
 static char *without_password(const char *url) {
@@ -28,6 +46,7 @@ static char *without_password(const char *url) {
     char *start = strstr(copy, "//"), *at = start ? strrchr(start, '@') : NULL;
     char *colon = at ? memchr(start + 2, ':', (size_t)(at - start - 2)) : NULL;
     if (colon) memmove(colon, at, strlen(at) + 1);
+    without_secrets(strchr(copy, '?'));
     return copy;
 }
 

@@ -17,7 +17,7 @@ typedef struct mw_position { /* where a message stands in its channel; brokers t
     uint64_t high, low;
 } mw_position;
 
-enum { MW_POLICIES = 16, MW_CLASS_MAX = 32 };
+enum { MW_POLICIES = 16, MW_CLASS_MAX = 32, MW_TIERS = 8 };
 
 typedef enum { MW_POLICY_RETRY, MW_POLICY_DEAD, MW_POLICY_OUTAGE } mw_policy_kind;
 
@@ -28,7 +28,11 @@ typedef struct mw_policy { /* what an error of this class costs */
     int64_t max_age_ms; /* since it was published; 0 = any */
     mw_backoff
         backoff; /* RETRY: between attempts; OUTAGE: how long the source pauses, per consecutive outage */
+    uint32_t tier_count; /* RETRY: more than 0: through retry channels (core/tier.h), one per attempt */
+    int64_t tiers_ms[MW_TIERS];
 } mw_policy;
+
+typedef enum { MW_START_NONE, MW_START_TIME, MW_START_OFFSET } mw_start_kind; /* wall ms; a position */
 
 typedef enum { MW_DEAD_CONTINUE, MW_DEAD_HOLD_KEY, MW_DEAD_DEAD_KEY } mw_on_dead;
 
@@ -37,7 +41,11 @@ typedef struct mw_pipeline_spec {
     struct mw_link *from, *dead, *dedupe; /* dedupe: NULL = off */
     int64_t dedupe_ttl_ms;
     int order; /* mw_order */
-    bool own_key, from_start;
+    bool own_key, from_start, exactly_once;
+    int start_kind; /* mw_start_kind: where a new group begins; NONE: see from_start */
+    int64_t start_at;
+    uint32_t tier_count; /* of all policies: the retry channels that are read as well */
+    int64_t tiers_ms[MW_TIERS];
     uint32_t concurrency;
     uint32_t buffer_count;
     size_t buffer_bytes;

@@ -4,10 +4,15 @@
 #include "core/driver.h"
 
 extern const mw_driver mw_driver_memory, mw_driver_memory_offset, mw_driver_embedded, mw_driver_redis,
-    mw_driver_amqp;
+    mw_driver_amqp, mw_driver_kafka;
 
-const mw_driver *const mw_drivers[] = {&mw_driver_memory, &mw_driver_memory_offset, &mw_driver_embedded,
-                                       &mw_driver_redis,  &mw_driver_amqp,          NULL};
+const mw_driver *const mw_drivers[] = {&mw_driver_memory,
+                                       &mw_driver_memory_offset,
+                                       &mw_driver_embedded,
+                                       &mw_driver_redis,
+                                       &mw_driver_amqp,
+                                       &mw_driver_kafka,
+                                       NULL};
 
 const mw_driver *mw_driver_find(const char *scheme) {
     for (int i = 0; mw_drivers[i]; i++)

@@ -141,7 +141,9 @@ static size_t find(const mw_site *s, const mw_pipeline *p) {
 static bool same_source(const mw_pipeline_spec *a, const mw_pipeline_spec *b) {
     return strcmp(a->name, b->name) == 0 && a->from == b->from && strcmp(a->channel, b->channel) == 0 &&
            strcmp(a->group, b->group) == 0 && a->order == b->order && a->own_key == b->own_key &&
-           a->lease_ms == b->lease_ms;
+           a->lease_ms == b->lease_ms && a->exactly_once == b->exactly_once &&
+           a->tier_count == b->tier_count &&
+           memcmp(a->tiers_ms, b->tiers_ms, a->tier_count * sizeof *a->tiers_ms) == 0;
 }
 
 mw_pipeline *mw_site_same(mw_site *s, const mw_pipeline_spec *spec) {

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "base/log.h"
+#include "core/tier.h"
 #include "pipeline/defs.h"
 
 static const char PREFIX[] = "mw-dead-";
@@ -59,6 +60,11 @@ mw_message *mw_dead_letter(const mw_delivery *d, const char *class_name, const c
     add_time(&h, "mw-dead-published", parts.time_ms);
     add_time(&h, "mw-dead-time", mw_loop_wall_ms(p->loop));
     mw_headers_addf(&h, "mw-dead-generation", "%u", generation_of(d));
+    if (p->driver->origin && p->sub) {
+        mw_origin o = {
+            .tag = d->tag, .unit = d->unit, .msg = d->msg, .reason = reason, .reason_len = reason_len};
+        p->driver->origin(p->sub, &o, &h);
+    }
     if (p->spec.on_dead != MW_DEAD_CONTINUE && d->lane_key)
         mw_headers_addf(&h, "mw-dead-lane", "%016llx", (unsigned long long)d->lane_key);
     parts.headers = h.data;
@@ -67,6 +73,27 @@ mw_message *mw_dead_letter(const mw_delivery *d, const char *class_name, const c
     mw_message *letter = mw_message_new(&parts);
     mw_headers_free(&h);
     return letter;
+}
+
+/* For a retry channel: the message as it is, and what the next attempt has to know. */
+mw_message *mw_tier_copy(const mw_delivery *d, int64_t delay_ms) {
+    mw_parts parts;
+    mw_message_parts(d->msg, &parts);
+    int64_t now = mw_loop_wall_ms(d->pipeline->loop);
+    mw_headers h = {0};
+    mw_header x;
+    for (size_t at = 0; mw_headers_next(parts.headers, parts.headers_len, &at, &x);)
+        mw_headers_add(&h, x.name, x.name_len, x.value, x.value_len);
+    mw_headers_addf(&h, MW_TIER_ATTEMPTS, "%u", d->attempt);
+    mw_headers_addf(&h, MW_TIER_DUE, "%lld", (long long)(now + delay_ms));
+    mw_headers_addf(&h, MW_TIER_PUBLISHED, "%lld", (long long)parts.time_ms);
+    add_text(&h, MW_TIER_ERROR, d->first_error);
+    parts.headers = h.data;
+    parts.headers_len = h.len;
+    parts.time_ms = now;
+    mw_message *copy = mw_message_new(&parts);
+    mw_headers_free(&h);
+    return copy;
 }
 
 void mw_delivery_log(int level, const char *text, const mw_delivery *d) {

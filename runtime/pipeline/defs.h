@@ -197,5 +197,6 @@ void mw_verdict_publish_failed(mw_delivery *d, const mw_error *e);
 /* dead.c */
 mw_message *mw_dead_letter(const mw_delivery *d, const char *class_name, const char *reason,
                            size_t reason_len);
+mw_message *mw_tier_copy(const mw_delivery *d, int64_t delay_ms);
 void mw_delivery_log(int level, const char *text,
                      const mw_delivery *d); /* begins a line: id, pipeline, attempt */

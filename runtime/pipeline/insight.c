@@ -116,3 +116,7 @@ const mw_delivery *mw_delivery_behind(const mw_delivery *d) {
 const mw_delivery *mw_pipeline_each(const mw_pipeline *p, const mw_delivery *d) {
     return d ? d->all_next : p->all;
 }
+
+size_t mw_pipeline_places(mw_pipeline *p, mw_place *out, size_t max) {
+    return p->sub && p->driver->places ? p->driver->places(p->sub, out, max) : 0;
+}

@@ -4,7 +4,8 @@
 #include "core/tally.h"
 #include "pipeline/pipeline.h"
 
-const mw_tally *mw_pipeline_look(mw_pipeline *p); /* its `look` is of now */
+const mw_tally *mw_pipeline_look(mw_pipeline *p);                     /* its `look` is of now */
+size_t mw_pipeline_places(mw_pipeline *p, mw_place *out, size_t max); /* 0: the driver knows none */
 
 typedef struct mw_lane_view {
     uint64_t lane;

@@ -26,6 +26,26 @@ int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
         return mw_fail(e, MW_EUSAGE, false,
                        "on_dead = \"hold_key\" and \"dead_key\" go by the message's own key: leave out key = "
                        "..., or publish with a key");
+    if (s->start_kind != MW_START_NONE && !(can & MW_CAN_SEEK))
+        return mw_fail(
+            e, MW_EUSAGE, false,
+            "start at a time or an offset needs a broker that keeps what was handled, such as Kafka; %s "
+            "knows \"oldest\" and \"newest\"",
+            driver);
+    if (s->exactly_once && !(can & (MW_CAN_EXACTLY | MW_CAN_ATOMIC)))
+        return mw_fail(e, MW_EUSAGE, false, "exactly_once needs a broker with transactions; %s has none",
+                       driver);
+    if (s->exactly_once && s->dead != s->from)
+        return mw_fail(
+            e, MW_EUSAGE, false,
+            "exactly_once: dead letters must be on the same connection, to be in the same transaction");
+    if (s->exactly_once && s->dedupe && s->dedupe != s->from)
+        return mw_fail(
+            e, MW_EUSAGE, false,
+            "exactly_once and dedupe in another store cannot be one transaction: leave out dedupe");
+    if (s->tier_count && !(can & MW_CAN_TIERS))
+        return mw_fail(e, MW_EUSAGE, false,
+                       "retry.topics needs Kafka; %s keeps retries itself: use retry.backoff", driver);
     if (s->batch_size > 1 && s->order == MW_ORDER_SOURCE)
         return mw_fail(e, MW_EUSAGE, false,
                        "handle_batch with order = \"source\" would get one message at a time: use order = "
@@ -110,6 +130,11 @@ int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
                          .order = (mw_order)p->spec.order,
                          .own_key = p->spec.own_key,
                          .from_start = p->spec.from_start,
+                         .exactly_once = p->spec.exactly_once,
+                         .start_kind = (mw_start_kind)p->spec.start_kind,
+                         .start_at = p->spec.start_at,
+                         .tiers_ms = p->spec.tiers_ms,
+                         .tier_count = p->spec.tier_count,
                          .lease_ms = p->spec.lease_ms,
                          .source = &p->source};
     p->sub = p->driver->subscribe(mw_link_conn(p->spec.from), &s, e);

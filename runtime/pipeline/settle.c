@@ -97,7 +97,7 @@ static void submit_ack(mw_delivery *d) {
 
 static bool all_in_one_transaction(const mw_delivery *d) {
     const mw_pipeline *p = d->pipeline;
-    if (!(p->driver->can & MW_CAN_ATOMIC)) return false;
+    if (!(p->driver->can & MW_CAN_ATOMIC) && !p->spec.exactly_once) return false;
     if (d->dedupe_key && !d->dead_letter && !done_with_ack(d))
         return false; /* "done" must come between the two */
     for (const mw_outgoing *o = d->outgoing; o; o = o->next)
@@ -179,7 +179,7 @@ static void confirmed(mw_confirm *c, const mw_error *e) {
         d->settle_tries = 0; /* the ack has its own troubles */
         submit_ack(d);
     } else if (d->dead_letter) { /* it waits for its dead-letter channel; it is never dropped */
-        mw_delivery_log(MW_ERROR, "dead-letter channel refuses, waiting", d);
+        mw_delivery_log(MW_ERROR, "channel for dead letters or retries refuses, waiting", d);
         mw_log_str("error", d->error->data, d->error->len);
         mw_log_end();
         mw_timer_start(p->loop, &d->timer, settle_backoff(d), publish_again);

@@ -115,6 +115,23 @@ void mw_delivery_start_or_hold(mw_delivery *d) {
         mw_delivery_make_ready(d);
 }
 
+/* Takes one out that no handler has begun and that is not being settled. false: it is one of those. */
+static bool take_out(mw_delivery *d) {
+    switch ((mw_delivery_state)d->state) {
+    case MW_D_RUNNING:
+    case MW_D_SETTLING: return false;
+    case MW_D_READY:
+        mw_delivery_unready(d);
+        mw_lane_leave(d);
+        break;
+    case MW_D_UNKEYED: mw_list_remove(&d->pipeline->unkeyed, d); break;
+    case MW_D_HELD: mw_lane_leave(d); break;
+    case MW_D_WAITING: mw_lane_forget(d); break;
+    }
+    mw_delivery_free(d);
+    return true;
+}
+
 /* Running handlers go on, but their verdict will be discarded; a settlement under way is answered by the
  * driver. The lane of a running one stays taken until it ends, so that its twin does not run beside it. */
 void mw_source_fence(mw_source *s, uint32_t unit) {
@@ -124,29 +141,27 @@ void mw_source_fence(mw_source *s, uint32_t unit) {
         if (d->fenced || (unit != MW_UNIT_ALL && d->unit != unit)) continue;
         p->tally->counters.fenced++;
         d->fenced = true;
-        switch ((mw_delivery_state)d->state) {
-        case MW_D_RUNNING:
-        case MW_D_SETTLING: break;
-        case MW_D_READY:
-            mw_delivery_unready(d);
-            mw_lane_leave(d);
-            mw_delivery_free(d);
-            break;
-        case MW_D_UNKEYED:
-            mw_list_remove(&p->unkeyed, d);
-            mw_delivery_free(d);
-            break;
-        case MW_D_HELD:
-            mw_lane_leave(d);
-            mw_delivery_free(d);
-            break;
-        case MW_D_WAITING:
-            mw_lane_forget(d);
-            mw_delivery_free(d);
-            break;
+        take_out(d);
+    }
+    mw_source_maybe_resume(p);
+}
+
+/* The lane of one that is taken out may hand over to another of the same unit: those that wait go first. */
+uint32_t mw_source_recall(mw_source *s, uint32_t unit) {
+    mw_pipeline *p = s->pipeline;
+    uint32_t left = 0;
+    for (int waiting = 1; waiting >= 0; waiting--) {
+        for (mw_delivery *d = p->all, *next; d; d = next) {
+            next = d->all_next;
+            if (d->fenced || d->unit != unit || (waiting && d->state != MW_D_WAITING)) continue;
+            if (take_out(d))
+                p->tally->counters.released++;
+            else
+                left++;
         }
     }
     mw_source_maybe_resume(p);
+    return left;
 }
 
 void mw_source_mark(mw_source *s, uint64_t lane, mw_mark mark) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "core/tier.h"
 #include "pipeline/defs.h"
 
 enum { BUSY_AGAIN_MS = 100, TEXT_MAX = 4096 }; /* an error may be megabytes long; a header may not */
@@ -117,6 +118,22 @@ static void log_retry(int level, const mw_delivery *d, const char *class_name, i
     mw_log_end();
 }
 
+/* Its place is given up: it comes back through a retry channel, and is settled here when it stands there. */
+static void retry_elsewhere(mw_delivery *d, const mw_policy *policy, const char *class_name, mw_text *error) {
+    mw_pipeline *p = d->pipeline;
+    uint32_t step = d->attempt < policy->tier_count ? d->attempt : policy->tier_count;
+    int64_t delay = policy->tiers_ms[step - 1];
+    char channel[MW_TIER_CHANNEL];
+    mw_tier_channel(channel, p->spec.channel, delay);
+    log_retry(MW_WARN, d, class_name, delay, error);
+    mw_message *copy = mw_tier_copy(d, delay);
+    mw_delivery_publish(d, p->spec.from, channel, copy, 0);
+    mw_message_unref(copy);
+    d->dead_letter =
+        true; /* like one: it waits until that channel has it, and counts as no publish of a handler */
+    mw_settle_ack(d);
+}
+
 static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_text *error) {
     mw_pipeline *p = d->pipeline;
     const mw_policy *policy = mw_policy_for(p, class_name);
@@ -144,6 +161,9 @@ static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_te
         give_up(d, class_name, "gave up after %lld attempts", d->attempt);
     } else if (policy->max_age_ms && age > policy->max_age_ms) {
         give_up(d, class_name, "too old: over %lld s", (long long)(policy->max_age_ms / 1000));
+    } else if (policy->tier_count && after_ms < 0) {
+        p->tally->counters.retried++;
+        retry_elsewhere(d, policy, class_name, error);
     } else {
         p->tally->counters.retried++;
         log_retry(MW_WARN, d, class_name, delay, error);

@@ -1,14 +1,14 @@
 --- Measures Moonwire against what it stands on, and says which targets it meets. docs/benchmarks.md tells what the
 --- numbers mean.
 ---   moonwire lua spec/bench/run.lua [--json] [--quick] [--strict] [NAME…]
---- NAME: dispatch, embedded, memory, start, json, redis, rabbitmq; all of them when none is given. The exit code is 1
---- when something could not be measured, and with --strict when a target was missed.
+--- NAME: dispatch, embedded, memory, start, json, redis, rabbitmq, kafka; all of them when none is given. The exit code
+--- is 1 when something could not be measured, and with --strict when a target was missed.
 local bench = dofile((arg[0]:match "^(.*/)" or "./") .. "bench.lua")
 local json = require "moonwire.json"
 
 local here = arg[0]:match "^(.*/)" or "./"
 local options, wanted = {}, {}
-local NAMES = { "dispatch", "embedded", "memory", "start", "json", "redis", "rabbitmq" }
+local NAMES = { "dispatch", "embedded", "memory", "start", "json", "redis", "rabbitmq", "kafka" }
 
 local function usage(text)
   local names = table.concat(NAMES, "|")
@@ -154,6 +154,33 @@ local function embedded()
     if whole then row.ok = ratio >= 0.5 end
     add(row)
   end
+end
+
+-- ---- Kafka ----
+
+local function kafka()
+  heading "Kafka: 100 B, 4 partitions, one broker beside it; by the wall clock, and by CPU, against librdkafka alone"
+  local n = options.quick and 500000 or 1000000
+  local r = script("kafka", n, options.quick and 3 or 5)
+  if r.skipped then return note("SKIPPED: kafka, because " .. r.skipped) end
+  local function median(list, field)
+    local values = {}
+    for i, round in ipairs(list) do values[i] = round[field] end
+    return bench.median(values)
+  end
+  local function against(name, ours, theirs)
+    local wall, raw = median(ours, "wall"), median(theirs, "wall")
+    add { group = "kafka", name = name, unit = "/s", ours = n / wall, wall = n / wall, baseline = n / raw,
+          ratio = raw / wall, target = ">= 0.90 of raw", ok = raw / wall >= 0.9 }
+    local cpu, raw_cpu = median(ours, "cpu") / n * 1e6, median(theirs, "cpu") / n * 1e6
+    add { group = "kafka", name = "  CPU a message", unit = " us", ours = cpu, baseline = raw_cpu,
+          ratio = cpu / raw_cpu, target = "<= 1.30 of raw", ok = cpu / raw_cpu <= 1.3 }
+  end
+  against("consume, trivial handler, key order", r.consume, r.raw_consume)
+  against("produce, confirmed", r.produce, r.raw_produce)
+  local waits = median(r.waits, "wall")
+  add { group = "kafka", name = "10,000 that wait 0-5 ms, 1 partition, 1,000 keys", unit = " s", ours = waits,
+        baseline = 2.06, ratio = waits / 2.06, target = "<= 0.50 of it", ok = waits <= 1.03 }
 end
 
 -- ---- a project like the demo ----
@@ -373,7 +400,7 @@ local rabbitmq = assert(loadfile(here .. "rabbitmq_group.lua"))(bench, { add = a
 
 local GROUPS = {
   dispatch = dispatch, embedded = embedded, memory = memory, start = starts, json = codec, redis = redis,
-  rabbitmq = rabbitmq,
+  rabbitmq = rabbitmq, kafka = kafka,
 }
 
 local function has_embedded()

@@ -23,6 +23,8 @@ local M = { list = cases }
 
 -- nil, or why this driver cannot show the case
 function M.not_for(c, h)
+  local reason = h.driver.cannot and h.driver.cannot(h, c)
+  if reason then return reason end
   for _, need in ipairs(c.needs) do
     local lacks = h.driver.lacks and h.driver.lacks[need]
     if lacks then return lacks end

@@ -7,6 +7,7 @@
 --   ready(h)  true when the group of the worker stands at the broker: it gets whatever comes from now on
 --   notes     seconds until the broker knows what a handler has begun
 --   skip(case) why this entry does not run the case: it is there for a few only
+--   cannot(h, case)  nil, or why this broker cannot show the case
 --   refuse(h, n)  makes the broker refuse the next n publishes and settlements; leave it out where nothing can
 --   lacks     what its brokers do not have, and what becomes of the setting, by the names of `needs`
 --   few       a share of the messages, for brokers that take long
@@ -51,4 +52,5 @@ return {
   require("spec.contract.rabbitmq").classic,
   require("spec.contract.rabbitmq").quorum,
   require("spec.contract.rabbitmq").tls,
+  require "spec.contract.kafka",
 }

@@ -23,13 +23,14 @@ function Connection:channel(name, options) end
 function Connection:exchange(name, options) end
 
 --- What must exist at the broker; `moonwire topology plan | apply` compares and makes it.
----@param given moonwire.RabbitTopology
+---@param given moonwire.Topology
 function Connection:topology(given) end
 
 ---@class moonwire.Exchange
 ---@field name string
 
----@class moonwire.RabbitTopology
+---@class moonwire.Topology
+---@field topics? table<string, moonwire.KafkaTopic>
 ---@field exchanges? table<string, moonwire.RabbitExchange>
 ---@field queues? table<string, moonwire.RabbitQueue>
 ---@field bindings? moonwire.RabbitBinding[]
@@ -71,6 +72,13 @@ function Connection:topology(given) end
 ---@field headers? table<string, string|number|boolean>
 ---@field arguments? table<string, string|number|boolean>
 
+---@class moonwire.KafkaTopic
+---@field partitions? integer default 1
+---@field replication? integer default: the broker's
+---@field retention? moonwire.Seconds
+---@field compact? boolean
+---@field config? table<string, string|number|boolean> other properties of the topic
+
 ---@class moonwire.ChannelOptions: moonwire.RabbitChannelOptions
 ---@field retain? moonwire.Retain keep messages that every group has handled
 ---@field body_field? string Redis: the field with the body; default "body"
@@ -93,6 +101,7 @@ function Connection:topology(given) end
 ---@field cap? moonwire.Seconds the longest delay; default 60
 ---@field jitter? number 0 to 1, both sides; default 0.2
 ---@field max_age? moonwire.Seconds give up on messages older than this
+---@field topics? moonwire.Seconds[] Kafka: retry through topics, one per delay, instead of holding the lane
 ---@field classes? table<string, "dead"|moonwire.RetryClass> by class of error; built in: invalid, outage
 
 ---@class moonwire.RetryClass
@@ -137,15 +146,17 @@ function Connection:topology(given) end
 ---@field on_dead? "continue"|"hold_key"|"dead_key" default "continue"
 ---@field dedupe? boolean|moonwire.Dedupe
 ---@field group? string default: the pipeline's name
----@field start? "oldest"|"newest" where a new group begins; default "oldest"
+---@field start? "oldest"|"newest"|{ time?: number, offset?: integer } where a new group begins; default "oldest"
+---@field exactly_once? boolean Kafka: outputs and commit in one transaction; default false
 ---@field buffer? moonwire.Buffer
 ---@field batch? moonwire.Batch needs handle_batch
 ---@field lease? moonwire.Seconds how long a silent consumer keeps what it has; default 30
 
---- A broker, by its URL: `embedded:FOLDER` or `memory:NAME`. Only in moonwire.lua.
+--- A broker, by its URL: `embedded:FOLDER`, `kafka://HOST:PORT` or `memory:NAME`. Only in moonwire.lua.
 ---@param url string
+---@param options? table<string, string|number|boolean> the same as options in the URL
 ---@return moonwire.Connection
-function mw.connect(url) end
+function mw.connect(url, options) end
 
 --- Declares a pipeline: `mw.pipeline "orders" { from = …, handler = … }`. Only in moonwire.lua.
 ---@param name string letters, digits, _ - . and at most 100 of them

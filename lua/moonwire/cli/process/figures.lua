@@ -29,7 +29,11 @@ end
 local function add(total, p, stale)
   for _, name in ipairs(SUMS) do total[name] = (total[name] or 0) + (p[name] or 0) end
   for _, name in ipairs(HIGHEST) do total[name] = highest(total[name], p[name]) end
-  total.outstanding = highest(total.outstanding, unsettled_at_broker(p))
+  if p.own_share then -- each process has partitions of its own
+    total.own_lag = (total.own_lag or 0) + (p.lag or 0)
+  else
+    total.outstanding = highest(total.outstanding, unsettled_at_broker(p))
+  end
   if p.next_retry then total.next_retry = math.min(total.next_retry or math.huge, p.next_retry) end
   total.breaker = total.breaker or "closed"
   if (BREAKERS[p.breaker] or 0) > BREAKERS[total.breaker] then total.breaker = p.breaker end
@@ -43,7 +47,7 @@ local function add(total, p, stale)
 end
 
 local function finish(total)
-  total.lag = total.outstanding and math.max(0, total.outstanding - total.unsettled)
+  total.lag = total.own_lag or total.outstanding and math.max(0, total.outstanding - total.unsettled)
   total.retrying = total.held + (total.delayed or 0)
   total.paused, total.draining = total.paused_in > 0, total.draining_in == total.processes
   total.workers, total.outstanding = total.processes - total.stale_in, nil

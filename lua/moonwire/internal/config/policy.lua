@@ -13,7 +13,9 @@ local RULES = {
   cap = { kind = "seconds", default = 60 },
   jitter = { kind = "number", min = 0, max = 1, default = 0.2 },
   max_age = { kind = "seconds", min = 0.001 },
+  topics = { kind = "table" },
 }
+local TIERS = 8 -- as in core/spec.h
 
 local TOP = { classes = { kind = "table" } }
 for name, rule in pairs(RULES) do TOP[name] = rule end
@@ -45,6 +47,23 @@ local function check_backoff(b, where, problems, prefix)
   end
 end
 
+--- The delays of retry channels: one channel each, one attempt each.
+local function check_topics(topics, where, problems, prefix)
+  local good = #topics > 0 and #topics <= TIERS
+  for i = 1, #topics do
+    local s = topics[i]
+    good = good and type(s) == "number" and s >= 0.001 and s <= 31536000
+  end
+  if good then return end
+  problems[#problems + 1] = ("%s:%d: %s: %s.topics must list 1 to %d delays in seconds, such as { 5, 60 }"):format(
+    where.file, fields.line_of(where.source, where.line, "topics"), where.what, prefix, TIERS)
+end
+
+local function fill_tiers(out, topics)
+  out.tier_count = #topics
+  for i, seconds in ipairs(topics) do out.tiers_ms[i - 1] = math.floor(seconds * 1000 + 0.5) end
+end
+
 local function fill_backoff(out, settings)
   out.base, out.cap, out.jitter = settings.base, settings.cap, settings.jitter
   if type(settings.backoff) == "table" then
@@ -57,6 +76,7 @@ end
 
 local function attempts_of(settings)
   if settings.attempts then return settings.attempts end
+  if settings.topics then return #settings.topics + 1 end
   return type(settings.backoff) == "table" and #settings.backoff + 1 or 5
 end
 
@@ -76,6 +96,7 @@ local function fill(policy, name, settings)
   else
     policy.kind = RETRY
     fill_backoff(policy.backoff, settings)
+    if settings.topics then fill_tiers(policy, settings.topics) end
   end
 end
 
@@ -106,17 +127,49 @@ local function check_class(name, class, where, problems)
   end
   class = fields.check(class, CLASS, where, problems, prefix)
   if class.backoff ~= nil then check_backoff(class.backoff, where, problems, prefix) end
+  if class.topics ~= nil then check_topics(class.topics, where, problems, prefix) end
   return class
+end
+
+--- Every retry channel of any policy, once.
+local function all_tiers(spec)
+  local seen, list = {}, {}
+  for i = 0, spec.policy_count - 1 do
+    for k = 0, spec.policies[i].tier_count - 1 do
+      local ms = tonumber(spec.policies[i].tiers_ms[k])
+      if not seen[ms] and #list < TIERS then list[#list + 1] = ms end
+      seen[ms] = true
+    end
+  end
+  spec.tier_count = #list
+  for i, ms in ipairs(list) do spec.tiers_ms[i - 1] = ms end
+end
+
+--- In specs another broker stands in, which keeps retries itself: the delays stay, the channels do not.
+local function without_topics(settings)
+  if type(settings) ~= "table" or type(settings.topics) ~= "table" then return settings end
+  local copy = {}
+  for name, value in pairs(settings) do copy[name] = value end
+  copy.topics, copy.backoff, copy.jitter = nil, settings.topics, 0
+  return copy
 end
 
 --- Checks the user's `retry` and returns a function that fills the policies of an mw_pipeline_spec.
 ---@param retry table|nil
 ---@param where moonwire.Where
 ---@param problems string[]
+---@param no_topics boolean|nil
 ---@return fun(spec: ffi.cdata*)
-function M.prepare(retry, where, problems)
+function M.prepare(retry, where, problems, no_topics)
   local top = fields.check(retry or {}, TOP, where, problems, "retry")
+  if no_topics then
+    top = without_topics(top)
+    local classes = {}
+    for name, class in pairs(top.classes or {}) do classes[name] = without_topics(class) end
+    top.classes = classes
+  end
   check_backoff(top.backoff, where, problems, "retry")
+  if top.topics then check_topics(top.topics, where, problems, "retry") end
   local classes = {}
   for name, class in pairs(BUILT_IN) do classes[name] = class end
   for name, class in pairs(top.classes or {}) do
@@ -142,6 +195,7 @@ function M.prepare(retry, where, problems)
       end
     end
     spec.policy_count = #names + 1
+    all_tiers(spec)
   end
 end
 

@@ -9,6 +9,7 @@ local exchange = require "moonwire.internal.config.exchange"
 local fields = require "moonwire.internal.config.fields"
 local ffi = require "ffi"
 local handler = require "moonwire.internal.config.handler"
+local nearest = require "moonwire.internal.nearest"
 local policy = require "moonwire.internal.config.policy"
 local sandbox = require "moonwire.internal.config.sandbox"
 local topology = require "moonwire.internal.config.topology"
@@ -19,6 +20,7 @@ local M = {}
 local ORDERS = { none = 0, key = 1, source = 2 }
 -- as in core/driver.h
 local CAN_DEDUPE = 16
+local START_TIME, START_OFFSET = 1, 2
 local ON_DEAD = { continue = 0, hold_key = 1, dead_key = 2 }
 
 local PIPELINE = {
@@ -34,10 +36,11 @@ local PIPELINE = {
   on_dead = { kind = "choice", of = { "continue", "hold_key", "dead_key" }, default = "continue" },
   dedupe = { kind = "any" },
   group = { kind = "name" },
-  start = { kind = "choice", of = { "oldest", "newest" }, default = "oldest" },
+  start = { kind = "any", default = "oldest" },
   buffer = { kind = "table" },
   batch = { kind = "table" },
   lease = { kind = "seconds", min = 1, default = 30 },
+  exactly_once = { kind = "boolean", default = false },
 }
 local BUFFER = {
   count = { kind = "integer", min = 1, max = 10000000 },
@@ -46,6 +49,10 @@ local BUFFER = {
 local BATCH = {
   size = { kind = "integer", min = 1, max = 100000, default = 100 },
   wait = { kind = "seconds", default = 0.05 },
+}
+local START = {
+  time = { kind = "number", min = 0, max = 1e11 },
+  offset = { kind = "integer", min = 0, max = 2 ^ 47 },
 }
 local DEDUPE = {
   ttl = { kind = "seconds", min = 0.001, default = 600 },
@@ -129,9 +136,31 @@ local function rewriter(prefix)
   end
 end
 
+--- A table of options is the same as options in the URL, without the escapes.
+local function with_options(url, options)
+  local names = {}
+  for name, value in pairs(options) do
+    local kind = type(value)
+    if type(name) ~= "string" or kind ~= "string" and kind ~= "number" and kind ~= "boolean" then
+      error("mw.connect: options are names and texts, numbers or booleans; " .. tostring(name) .. " is not", 4)
+    end
+    names[#names + 1] = name
+  end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local value = options[name]
+    local text = type(value) == "number" and ("%.14g"):format(value) or tostring(value)
+    text = text:gsub("[^%w._~/:,-]", function(c) return ("%%%02X"):format(c:byte()) end)
+    url = url .. (url:find("?", 1, true) and "&" or "?") .. name .. "=" .. text
+  end
+  return url
+end
+
 --- Called as the tail of mw.connect, so that level 2 is the line of the user.
-local function connect(self, url)
+local function connect(self, url, options)
   if type(url) ~= "string" then error("mw.connect: expected a broker URL, such as embedded:data", 3) end
+  if options ~= nil and type(options) ~= "table" then error("mw.connect: the options must be a table", 3) end
+  if options then url = with_options(url, options) end
   local failure = ffi.new "mw_failure"
   local given = url
   if self.rewrite then url = self.rewritten(url) end
@@ -217,6 +246,20 @@ local function lane_key(self, p, key)
   return nil
 end
 
+--- "oldest", "newest", { time = seconds since 1970 } or { offset = number }
+local function check_start(self, p, start)
+  if start == "oldest" or start == "newest" then return end
+  if type(start) == "table" then
+    local s = fields.check(start, START, p.where, self.problems, "start")
+    if (s.time == nil) == (s.offset == nil) then complain(self, p, "start", "start takes either time or offset") end
+    return
+  end
+  local near = type(start) == "string" and nearest(start, { "oldest", "newest" })
+  complain(self, p, "start", ('start must be one of "oldest", "newest", { time = seconds } or { offset = n }, got %s%s')
+    :format(type(start) == "string" and ("%q"):format(start) or "a " .. type(start),
+      near and ("; did you mean %q?"):format(near) or ""))
+end
+
 --- Everything about one pipeline, checked; nil when it cannot be built.
 local function settle_pipeline(self, p)
   local s = fields.check(p.given, PIPELINE, p.where, self.problems)
@@ -234,10 +277,11 @@ local function settle_pipeline(self, p)
   end
   local loaded, err = handler.load(self, s.handler, s.options)
   if not loaded then complain(self, p, "handler", err) end
-  local fill_policies = policy.prepare(s.retry, p.where, self.problems)
+  local fill_policies = policy.prepare(s.retry, p.where, self.problems, self.rewrite ~= nil)
   local buffer = fields.check(s.buffer or {}, BUFFER, p.where, self.problems, "buffer")
   local batch = fields.check(s.batch or {}, BATCH, p.where, self.problems, "batch")
   local key = lane_key(self, p, s.key)
+  check_start(self, p, s.start)
   if key and s.order ~= "key" then complain(self, p, "key", 'key needs order = "key"') end
   if s.batch and loaded and not loaded.handle_batch then
     complain(self, p, "batch", "batch needs a handler with handle_batch(messages)")
@@ -247,7 +291,7 @@ local function settle_pipeline(self, p)
     complain(self, p, "dead", "dead letters would go back into the channel they came from")
     return
   end
-  p.from, p.dead, p.loaded, p.key, p.settings = from, dead, loaded, key, s
+  p.from, p.dead, p.loaded, p.key, p.settings, p.rewrite = from, dead, loaded, key, s, self.rewrite
   p.dedupe = dedupe_of(self, p, s.dedupe, from)
   if #self.problems > 0 then return end -- a setting that was refused has no value to go on with
   p.batch_size = loaded.handle_batch and batch.size or 1
@@ -266,7 +310,12 @@ local function spec_of(p)
     spec.dedupe, spec.dedupe_ttl_ms = p.dedupe.link, math.floor(p.dedupe.ttl * 1000)
   end
   spec.order, spec.own_key = ORDERS[s.order], p.key ~= nil
-  spec.from_start = s.start == "oldest"
+  spec.from_start = s.start ~= "newest"
+  spec.exactly_once = s.exactly_once
+  if type(s.start) == "table" and not p.rewrite then
+    spec.start_kind = s.start.time and START_TIME or START_OFFSET
+    spec.start_at = s.start.time and math.floor(s.start.time * 1000) or s.start.offset
+  end
   spec.concurrency, spec.buffer_count, spec.buffer_bytes = s.concurrency, p.buffer_count, p.buffer_bytes
   spec.timeout_ms, spec.lease_ms = math.floor(s.timeout * 1000), math.floor(s.lease * 1000)
   spec.on_dead = ON_DEAD[s.on_dead]
@@ -295,8 +344,8 @@ end
 local function api(self)
   local mw = require "moonwire"
   mw.env, self.settings_seen = env.reader(read_env(self), self.overrides)
-  mw.connect = function(url)
-    local connection = connect(self, url) -- no tail call: errors name the caller's line
+  mw.connect = function(url, options)
+    local connection = connect(self, url, options) -- no tail call: errors name the caller's line
     return connection
   end
   mw.pipeline = function(name)

@@ -1,0 +1,89 @@
+/* kafka.c - the driver's face, and its connections. A connection opens nothing by itself: the producer comes
+ * with the first publish, a consumer with each subscription. */
+#include "drivers/kafka/kafka.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+
+static void free_conn(kafka_conn *c) {
+    char **names = (char **)(void *)c->given.data;
+    for (size_t i = 0; i < c->given.len / sizeof *names; i++) free(names[i]);
+    mw_buf_free(&c->given);
+    if (c->conf) rd_kafka_conf_destroy(c->conf);
+    free(c->prefix);
+    free(c);
+}
+
+static mw_conn *kafka_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host,
+                           mw_error *e) {
+    kafka_conn *c = calloc(1, sizeof *c);
+    if (!c) abort();
+    c->loop = loop;
+    c->link = link;
+    c->host = host;
+    if (kafka_conf_read(c, url, e) == 0) return (mw_conn *)c;
+    free_conn(c);
+    return NULL;
+}
+
+static void kafka_close(mw_conn *conn) {
+    kafka_conn *c = (kafka_conn *)conn;
+    while (c->subs) kafka_sub_abandon(c->subs);
+    kafka_producer_free(c->producer);
+    if (!kafka_errands_free(c->errands)) return;
+    kafka_browser_free(c->browser);
+    if (c->admin) rd_kafka_destroy_flags(c->admin, RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE);
+    free_conn(c);
+}
+
+/* ---- what librdkafka has to say ---- */
+
+void kafka_log(kafka_conn *c, rd_kafka_event_t *ev) {
+    const char *facility, *text;
+    int level;
+    (void)c;
+    if (rd_kafka_event_log(ev, &facility, &text, &level)) return;
+    mw_log_begin(level <= 3 ? MW_WARN : MW_DEBUG, "librdkafka");
+    mw_log_text("facility", facility);
+    mw_log_text("text", text);
+    mw_log_end();
+}
+
+void kafka_down(kafka_conn *c, const char *why) {
+    if (c->down) return;
+    c->down = true;
+    mw_error e;
+    mw_fail(&e, MW_ECLOSED, true, "%s", why);
+    c->host->state(c->link, false, &e);
+}
+
+void kafka_up(kafka_conn *c) {
+    if (!c->down) return;
+    c->down = false;
+    c->host->state(c->link, true, NULL);
+}
+
+static const char *const schemes[] = {"kafka", NULL};
+
+const mw_driver mw_driver_kafka = {
+    .name = "kafka",
+    .schemes = schemes,
+    .can = MW_CAN_BROWSE | MW_CAN_REMOVE | MW_CAN_SEEK | MW_CAN_TIERS | MW_CAN_EXACTLY,
+    .open = kafka_open,
+    .close = kafka_close,
+    .subscribe = kafka_subscribe,
+    .resume = kafka_resume,
+    .begin = kafka_begin,
+    .settle = kafka_settle,
+    .origin = kafka_origin,
+    .depth = kafka_depth,
+    .places = kafka_places,
+    .pause = kafka_pause,
+    .unsubscribe = kafka_unsubscribe,
+    .publish = kafka_publish,
+    .browse = kafka_browse,
+    .remove = kafka_remove,
+    .topology = kafka_topology,
+};

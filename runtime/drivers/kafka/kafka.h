@@ -1,0 +1,213 @@
+/* kafka.h - what the files of the Kafka driver share. librdkafka does the network on threads of its own and
+ * wakes the loop through eventfds; everything here belongs to the loop's thread, except what errands.h says.
+ *
+ * A subscription has a consumer of its own, because a pipeline is a group. Each assigned partition has a
+ * queue of its own: a partition that may not be read is simply not polled, while its neighbours and the group
+ * go on. A delivery's unit is the partition; its tag is the offset with the epoch of the assignment above it,
+ * so that what was delivered before a partition went away and came back cannot be settled. */
+#pragma once
+#include <librdkafka/rdkafka.h>
+
+#include "base/buf.h"
+#include "base/hash.h"
+#include "core/driver.h"
+#include "drivers/kafka/errands.h"
+#include "drivers/kafka/marks.h"
+
+typedef struct kafka_conn kafka_conn;
+typedef struct kafka_sub kafka_sub;
+typedef struct kafka_part kafka_part;
+typedef struct kafka_producer kafka_producer;
+typedef struct kafka_browser kafka_browser;
+typedef struct kafka_txn kafka_txn;
+
+struct kafka_conn {
+    mw_loop *loop;
+    mw_link *link;
+    const mw_host *host;
+    rd_kafka_conf_t *conf; /* checked, with everything the user gave */
+    mw_buf given;          /* of char *: the names of the properties the user gave */
+    char *prefix;          /* of topics and groups: the path of the URL */
+    int64_t revoke_ms;     /* how long a partition that is taken away may wait for its handlers */
+    bool spring;           /* dead letters also get the headers that Spring's tools read */
+    kafka_producer *producer;
+    kafka_errands *errands; /* browsing and administration; made on first use */
+    kafka_browser *browser; /* these two belong to the errands' thread */
+    rd_kafka_t *admin;
+    kafka_sub *subs;
+    bool down;
+};
+
+typedef enum {
+    KAFKA_PART_WAITS,   /* for what its group committed */
+    KAFKA_PART_FLOWS,   /* assigned */
+    KAFKA_PART_REVOKED, /* running handlers may finish */
+    KAFKA_PART_LOST,    /* somebody else may have it */
+} kafka_part_state;
+
+struct kafka_part {
+    kafka_sub *sub;
+    uint32_t topic; /* index: 0 is the channel, the others are its retry channels */
+    int32_t partition;
+    uint32_t unit; /* both of them */
+    uint16_t epoch;
+    kafka_part_state state;
+    rd_kafka_queue_t *queue;
+    rd_kafka_message_t *early; /* of a retry channel: the first one, until it is due */
+    int64_t early_due;
+    kafka_marks *marks;
+    int64_t newest_ms; /* publish time of the last one delivered */
+    uint32_t out;      /* delivered, and no settlement that ends them has come */
+    bool dirty;        /* its commit would say something new */
+    bool crowded;      /* what it remembers hardly fits into a commit: no more until the mark moves */
+    uint32_t prefix_len;
+    char prefix[]; /* of the ids of messages that bring none: "topic-partition-" */
+};
+
+typedef enum { KAFKA_OPEN, KAFKA_COMMITS_LAST, KAFKA_LEAVES, KAFKA_GONE } kafka_sub_state;
+
+enum { KAFKA_EPOCH_SHIFT = 48 }; /* of a tag: the offset is below */
+
+typedef struct kafka_wait { /* a settlement that is answered when a commit has it */
+    void *cookie;
+    const mw_publication *publish; /* exactly once: they go with it */
+    size_t publish_count;
+    uint32_t unit;
+    uint16_t epoch;
+} kafka_wait;
+
+struct kafka_sub {
+    kafka_sub *next;
+    kafka_conn *conn;
+    mw_source *source;
+    char *topics[MW_TIERS + 1]; /* the channel, then its retry channels */
+    uint32_t topic_count;
+    char *topic, *group; /* topic: the first of them */
+    bool from_start;
+    mw_start_kind start_kind;
+    int64_t start_at;
+    kafka_sub_state state;
+    int64_t session_ms;
+    rd_kafka_t *rk;
+    rd_kafka_queue_t *events, *commits;
+    kafka_errands *errands; /* asking for commits, and the end of the consumer */
+    mw_wake wake;
+    mw_deferred pump, answering;
+    mw_timer tick;
+    uint64_t ticked;
+    kafka_part **parts;
+    uint32_t part_count, part_capacity, turn;
+    uint16_t epochs;
+    bool paused, assigned_once;
+
+    /* commit.c */
+    mw_buf gathering, committing; /* of kafka_wait */
+    mw_buf refused;               /* of void *: settlements to be answered as fenced */
+    mw_buf released;              /* of void *: settlements that need no commit */
+    mw_timer pace;
+    mw_deferred commit;
+    bool commit_under_way;
+    uint32_t commit_failures;
+    uint64_t committed_at;
+    size_t metadata_max; /* what the broker takes, as far as we know */
+
+    /* rebalance.c */
+    rd_kafka_topic_partition_list_t *revoked; /* waits for its handlers */
+    mw_timer revoke_timer;
+    bool revoke_late;     /* no more waiting for handlers */
+    uint32_t assignments; /* counts, so that a late answer is known as such */
+
+    kafka_txn *txn; /* exactly once: commits are transactions; else NULL */
+
+    mw_buf headers; /* record.c: space for one message's */
+};
+
+/* conf.c */
+int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e);
+bool kafka_conf_given(const kafka_conn *c, const char *name);
+rd_kafka_t *kafka_conf_handle(kafka_conn *c, rd_kafka_type_t type, const char *const *pairs, mw_error *e);
+char *kafka_topic(const kafka_conn *c, const char *channel); /* the caller frees it */
+
+/* kafka.c */
+void kafka_log(kafka_conn *c, rd_kafka_event_t *ev);
+void kafka_down(kafka_conn *c, const char *why);
+void kafka_up(kafka_conn *c);
+
+/* consumer.c */
+mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e);
+void kafka_resume(mw_sub *sub);
+void kafka_begin(mw_sub *sub, uint64_t tag, uint32_t unit);
+void kafka_pause(mw_sub *sub);
+void kafka_unsubscribe(mw_sub *sub);
+void kafka_sub_pump(kafka_sub *s);
+void kafka_sub_committed_last(kafka_sub *s);
+bool kafka_sub_stood_still(kafka_sub *s); /* just now; what it had is fenced */
+void kafka_sub_abandon(kafka_sub *s);     /* the connection closes: no answers any more */
+
+/* partitions.c */
+kafka_part *kafka_part_new(kafka_sub *s, const char *topic, int32_t partition);
+void kafka_part_free(kafka_part *p); /* takes it out of its subscription */
+kafka_part *kafka_part_find(const kafka_sub *s, const char *topic, int32_t partition);
+const char *kafka_part_topic(const kafka_part *p);
+kafka_part *kafka_part_of(const kafka_sub *s, uint64_t tag,
+                          uint32_t unit); /* NULL: it is not ours any more */
+void kafka_part_open(kafka_part *p);
+size_t kafka_parts_deliver(kafka_sub *s); /* how many; there may be more */
+uint64_t kafka_tag_offset(uint64_t tag);
+void kafka_origin(mw_sub *sub, const mw_origin *o, mw_headers *out);
+
+/* commit.c */
+void kafka_settle(mw_sub *sub, const mw_settlement *list, size_t count);
+void kafka_commit_soon(kafka_sub *s);
+void kafka_commit_begun(kafka_sub *s); /* a handler began: in a moment, if it is still at it */
+void kafka_commit_now(kafka_sub *s);   /* nothing to say: nothing happens */
+void kafka_committed(kafka_sub *s, rd_kafka_event_t *ev);
+void kafka_commit_ended(kafka_sub *s, rd_kafka_resp_err_t err);
+void kafka_commit_forget(kafka_sub *s, const kafka_part *p); /* its settlements are fenced */
+bool kafka_commit_idle(const kafka_sub *s);
+
+/* rebalance.c */
+void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev);
+void kafka_rebalance_check(kafka_sub *s);       /* a settlement came: is the revoked partition empty? */
+void kafka_lost(kafka_sub *s, const char *why); /* what we have is not ours any more */
+
+/* txn.c */
+kafka_txn *kafka_txn_new(kafka_sub *s);
+void kafka_txn_free(kafka_txn *t); /* NULL is fine */
+void kafka_txn_commit(kafka_txn *t, rd_kafka_topic_partition_list_t *offsets);
+
+/* record.c */
+typedef struct kafka_retry { /* what a retry channel's message says about itself */
+    uint32_t attempts;
+    int64_t due_ms;
+    mw_text *error;
+} kafka_retry;
+int64_t kafka_record_due(const rd_kafka_message_t *m); /* of a retry channel; 0: now */
+/* retry: not NULL for a retry channel's message; filled, and its headers are taken off. Loop thread then. */
+mw_message *kafka_record_read(const rd_kafka_message_t *m, const char *prefix, size_t prefix_len,
+                              mw_buf *space, kafka_retry *retry);
+rd_kafka_headers_t *kafka_record_headers(const mw_parts *p);
+bool kafka_record_is_tombstone(const mw_parts *p);
+
+/* producer.c */
+void kafka_publish(mw_conn *conn, const mw_publication *list, size_t count);
+void kafka_producer_prepare(kafka_conn *c);  /* it will be needed */
+void kafka_producer_free(kafka_producer *p); /* NULL is fine */
+typedef struct kafka_confirm kafka_confirm;
+struct kafka_confirm { /* for publications of the driver itself */
+    void (*done)(kafka_confirm *c, const mw_error *e);
+};
+void kafka_publish_own(kafka_conn *c, const mw_publication *m, kafka_confirm *confirm);
+
+/* lag.c */
+bool kafka_depth(mw_sub *sub, mw_depth *out);
+size_t kafka_places(mw_sub *sub, mw_place *out, size_t max);
+
+/* browse.c, remove.c */
+void kafka_conn_errand(kafka_conn *c, kafka_errand *e);
+void kafka_browse(mw_conn *conn, const mw_browse *b);
+void kafka_browser_free(kafka_browser *b); /* NULL is fine */
+void kafka_remove(mw_conn *conn, const mw_removal *r);
+
+/* topology.c */
+void kafka_topology(mw_conn *conn, const char *request, size_t len, void *cookie);

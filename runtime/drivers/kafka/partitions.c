@@ -1,0 +1,214 @@
+/* partitions.c - the partitions a consumer has, and taking messages out of them in turn. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "drivers/kafka/kafka.h"
+
+enum { BATCH = 256, SHARE = 64, TOPIC_SHIFT = 24 };
+enum { SPAN_MAX = 100000 }; /* between the mark and the newest: what is remembered beyond the mark */
+
+static uint64_t tag_of(const kafka_part *p, int64_t offset) {
+    return (uint64_t)p->epoch << KAFKA_EPOCH_SHIFT | (uint64_t)offset;
+}
+
+uint64_t kafka_tag_offset(uint64_t tag) { return tag & ((1ull << KAFKA_EPOCH_SHIFT) - 1); }
+
+static uint32_t topic_index(const kafka_sub *s, const char *topic) {
+    uint32_t i = s->topic_count - 1;
+    while (i && strcmp(s->topics[i], topic) != 0) i--;
+    return i;
+}
+
+static uint32_t unit_of(uint32_t topic, int32_t partition) {
+    return topic << TOPIC_SHIFT | (uint32_t)partition;
+}
+
+static kafka_part *find_unit(const kafka_sub *s, uint32_t unit) {
+    for (uint32_t i = 0; i < s->part_count; i++)
+        if (s->parts[i]->unit == unit) return s->parts[i];
+    return NULL;
+}
+
+kafka_part *kafka_part_find(const kafka_sub *s, const char *topic, int32_t partition) {
+    return find_unit(s, unit_of(topic_index(s, topic), partition));
+}
+
+kafka_part *kafka_part_of(const kafka_sub *s, uint64_t tag, uint32_t unit) {
+    kafka_part *p = find_unit(s, unit);
+    return p && p->epoch == tag >> KAFKA_EPOCH_SHIFT ? p : NULL;
+}
+
+const char *kafka_part_topic(const kafka_part *p) { return p->sub->topics[p->topic]; }
+
+kafka_part *kafka_part_new(kafka_sub *s, const char *topic, int32_t partition) {
+    size_t space = strlen(topic) + 16;
+    kafka_part *p = calloc(1, sizeof *p + space);
+    if (!p) abort();
+    p->sub = s;
+    p->topic = topic_index(s, topic);
+    p->partition = partition;
+    p->unit = unit_of(p->topic, partition);
+    p->epoch = ++s->epochs;
+    p->prefix_len = (uint32_t)snprintf(p->prefix, space, "%s-%d-", topic, partition);
+    if (s->part_count == s->part_capacity) {
+        s->part_capacity = s->part_capacity ? s->part_capacity * 2 : 16;
+        s->parts = realloc(s->parts, s->part_capacity * sizeof *s->parts);
+        if (!s->parts) abort();
+    }
+    s->parts[s->part_count++] = p;
+    return p;
+}
+
+void kafka_part_free(kafka_part *p) {
+    kafka_sub *s = p->sub;
+    uint32_t i = 0;
+    while (s->parts[i] != p) i++;
+    s->parts[i] = s->parts[--s->part_count];
+    if (p->early) rd_kafka_message_destroy(p->early);
+    if (p->queue) {
+        rd_kafka_queue_io_event_enable(p->queue, -1, NULL, 0);
+        rd_kafka_queue_destroy(p->queue);
+    }
+    kafka_marks_free(p->marks);
+    free(p);
+}
+
+/* Before the partition is assigned, so that none of its messages reaches the consumer's own queue. */
+void kafka_part_open(kafka_part *p) {
+    static const uint64_t one = 1;
+    p->queue = rd_kafka_queue_get_partition(p->sub->rk, kafka_part_topic(p), p->partition);
+    if (!p->queue) return;
+    rd_kafka_queue_forward(p->queue, NULL);
+    rd_kafka_queue_io_event_enable(p->queue, p->sub->wake.fd, &one, sizeof one);
+    p->state = KAFKA_PART_FLOWS;
+}
+
+/* ---- messages ---- */
+
+static void trouble(kafka_part *p, const rd_kafka_message_t *m) {
+    mw_log_begin(MW_WARN, "kafka: cannot fetch");
+    mw_log_text("topic", kafka_part_topic(p));
+    mw_log_int("partition", p->partition);
+    mw_log_text("code", rd_kafka_err2name(m->err));
+    mw_log_text("error", rd_kafka_message_errstr(m));
+    mw_log_end();
+}
+
+/* The end of the partition. What was never delivered before it does not exist: compacted away, or a mark of a
+ * transaction. */
+static void reached_end(kafka_part *p, int64_t offset) {
+    uint64_t before = kafka_marks_mark(p->marks);
+    kafka_marks_skip(p->marks, (uint64_t)offset);
+    if (kafka_marks_mark(p->marks) == before) return;
+    p->dirty = true;
+    kafka_commit_soon(p->sub);
+}
+
+/* true: `in` is filled */
+static bool received(kafka_part *p, const rd_kafka_message_t *m, mw_incoming *in) {
+    kafka_past past;
+    switch (kafka_marks_add(p->marks, (uint64_t)m->offset, &past)) {
+    case KAFKA_OLD: return false;
+    case KAFKA_DONE_BEFORE:
+        p->dirty = true;
+        kafka_commit_soon(p->sub);
+        return false;
+    case KAFKA_NEW: break;
+    }
+    kafka_retry retry = {0};
+    *in = (mw_incoming){
+        .msg = kafka_record_read(m, p->prefix, p->prefix_len, &p->sub->headers, p->topic ? &retry : NULL),
+        .tag = tag_of(p, m->offset),
+        .unit = p->unit,
+        .attempt = (past.attempts > retry.attempts ? past.attempts : retry.attempts) + 1,
+        .not_before = past.due_ms,
+        .first_error = retry.error ? retry.error : mw_text_ref(past.error)};
+    rd_kafka_timestamp_type_t kind;
+    p->newest_ms = rd_kafka_message_timestamp(m, &kind);
+    p->out++;
+    return true;
+}
+
+static bool may_read(const kafka_part *p) {
+    return p->state == KAFKA_PART_FLOWS && !p->crowded && kafka_marks_span(p->marks) < SPAN_MAX;
+}
+
+/* The next one. All of a retry channel wait equally long, so when the first is not due none is. */
+static rd_kafka_message_t *next_message(kafka_part *p) {
+    rd_kafka_message_t *m = p->early ? p->early : rd_kafka_consume_queue(p->queue, 0);
+    if (!m || !p->topic || m->err) return m;
+    p->early_due = kafka_record_due(m);
+    p->early = p->early_due > mw_loop_wall_ms(p->sub->conn->loop) ? m : NULL;
+    return p->early ? NULL : m;
+}
+
+static size_t take(kafka_part *p, mw_incoming *in, size_t most, size_t *bytes) {
+    size_t n = 0;
+    while (n < most && *bytes && may_read(p)) {
+        rd_kafka_message_t *m = next_message(p);
+        if (!m) break;
+        if (m->err == RD_KAFKA_RESP_ERR__PARTITION_EOF) {
+            reached_end(p, m->offset);
+        } else if (m->err) {
+            trouble(p, m);
+        } else if (received(p, m, &in[n])) {
+            size_t size = mw_message_size(in[n++].msg);
+            *bytes -= size < *bytes ? size : *bytes;
+        }
+        rd_kafka_message_destroy(m);
+    }
+    return n;
+}
+
+size_t kafka_parts_deliver(kafka_sub *s) {
+    mw_incoming in[BATCH];
+    size_t bytes, n = 0, idle = 0;
+    if (s->paused || !s->part_count) return 0;
+    size_t most = s->conn->host->room(s->source, &bytes);
+    if (most > BATCH) most = BATCH;
+    while (n < most && bytes && idle < s->part_count) {
+        kafka_part *p = s->parts[s->turn++ % s->part_count];
+        size_t got = take(p, in + n, most - n < SHARE ? most - n : SHARE, &bytes);
+        idle = got ? 0 : idle + 1;
+        n += got;
+    }
+    if (!n) return 0;
+    kafka_up(s->conn);
+    s->conn->host->deliver(s->source, in, n);
+    return n;
+}
+
+/* ---- dead letters ---- */
+
+static void add_number(mw_headers *out, const char *name, uint64_t value, int bytes) { /* as Java writes it */
+    char text[8];
+    for (int i = 0; i < bytes; i++) text[i] = (char)(value >> (8 * (bytes - 1 - i)));
+    mw_headers_add(out, name, strlen(name), text, (size_t)bytes);
+}
+
+static void add_text(mw_headers *out, const char *name, const char *value, size_t len) {
+    mw_headers_add(out, name, strlen(name), value, len);
+}
+
+void kafka_origin(mw_sub *sub, const mw_origin *o, mw_headers *out) {
+    kafka_sub *s = (kafka_sub *)sub;
+    uint32_t topic = o->unit >> TOPIC_SHIFT, partition = o->unit & ((1u << TOPIC_SHIFT) - 1);
+    const char *name = s->topics[topic < s->topic_count ? topic : 0];
+    uint64_t offset = kafka_tag_offset(o->tag);
+    mw_headers_addf(out, "mw-dead-topic", "%s", name);
+    mw_headers_addf(out, "mw-dead-partition", "%u", partition);
+    mw_headers_addf(out, "mw-dead-offset", "%llu", (unsigned long long)offset);
+    if (!s->conn->spring) return;
+    mw_parts parts;
+    mw_message_parts(o->msg, &parts);
+    add_text(out, "kafka_dlt-original-topic", name, strlen(name));
+    add_number(out, "kafka_dlt-original-partition", partition, 4);
+    add_number(out, "kafka_dlt-original-offset", offset, 8);
+    add_number(out, "kafka_dlt-original-timestamp", (uint64_t)parts.time_ms, 8);
+    add_text(out, "kafka_dlt-original-timestamp-type", "CreateTime", 10);
+    add_text(out, "kafka_dlt-original-consumer-group", s->group, strlen(s->group));
+    add_text(out, "kafka_dlt-exception-fqcn", "moonwire", 8);
+    add_text(out, "kafka_dlt-exception-message", o->reason, o->reason_len);
+}

@@ -1,0 +1,293 @@
+/* rebalance.c - partitions come and go. One that comes waits until we know what its group committed for it,
+ * then it is assigned from there. One that is to go is not read any more; what no handler has begun is
+ * dropped, running handlers may finish for a while, then it is committed and let go. None of this blocks the
+ * loop: librdkafka waits for our answer to each event, and the group for it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "drivers/kafka/kafka.h"
+
+enum { ASK_MS = 10000, LAST_COMMIT_MS = 2000 };
+
+static bool cooperative(const kafka_sub *s) {
+    const char *protocol = rd_kafka_rebalance_protocol(s->rk);
+    return protocol && strcmp(protocol, "COOPERATIVE") == 0;
+}
+
+static void log_partitions(const kafka_sub *s, const char *text,
+                           const rd_kafka_topic_partition_list_t *list) {
+    mw_buf names = {0};
+    for (int i = 0; i < list->cnt; i++) {
+        const char *topic = list->elems[i].topic, *comma = names.len ? "," : "";
+        if (strcmp(topic, s->topic) == 0)
+            mw_buf_printf(&names, "%s%d", comma, list->elems[i].partition);
+        else
+            mw_buf_printf(&names, "%s%s:%d", comma, topic, list->elems[i].partition);
+    }
+    mw_log_begin(MW_INFO, text);
+    mw_log_text("topic", s->topic);
+    mw_log_text("group", s->group);
+    mw_log_str("partitions", names.data, names.len);
+    mw_log_end();
+    mw_buf_free(&names);
+}
+
+/* ---- coming ---- */
+
+typedef struct asking {
+    kafka_errand errand;
+    kafka_sub *sub;
+    rd_kafka_t *rk;
+    rd_kafka_topic_partition_list_t *list;
+    uint32_t assignment;
+    bool again;
+    rd_kafka_resp_err_t err;
+} asking;
+
+static rd_kafka_resp_err_t at_time(asking *a, const rd_kafka_topic_partition_t *p, int64_t *offset) {
+    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(1);
+    rd_kafka_topic_partition_list_add(list, p->topic, p->partition)->offset = a->sub->start_at;
+    rd_kafka_resp_err_t err = rd_kafka_offsets_for_times(a->rk, list, ASK_MS);
+    if (!err) err = list->elems[0].err;
+    *offset = list->elems[0].offset; /* negative: nothing is that new */
+    rd_kafka_topic_partition_list_destroy(list);
+    return err;
+}
+
+/* A group without a commit begins at one of the ends, a time or an offset; the number is needed, because the
+ * mark is one. Retry channels are always read from the beginning. What is read of the subscription does not
+ * change. */
+static rd_kafka_resp_err_t find_start(asking *a, rd_kafka_topic_partition_t *p) {
+    const kafka_sub *s = a->sub;
+    int64_t low, high, at = -1;
+    if (p->err) return p->err;
+    if (p->offset >= 0) return RD_KAFKA_RESP_ERR_NO_ERROR;
+    rd_kafka_resp_err_t err =
+        rd_kafka_query_watermark_offsets(a->rk, p->topic, p->partition, &low, &high, ASK_MS);
+    bool tier = strcmp(p->topic, s->topic) != 0;
+    if (!err && !tier && s->start_kind == MW_START_TIME) err = at_time(a, p, &at);
+    if (err) return err;
+    if (tier || (s->start_kind == MW_START_NONE && s->from_start))
+        p->offset = low;
+    else if (s->start_kind == MW_START_OFFSET)
+        p->offset = s->start_at < low ? low : s->start_at > high ? high : s->start_at;
+    else
+        p->offset = at >= 0 ? at : high;
+    return err;
+}
+
+static void ask(kafka_errand *e) {
+    asking *a = (asking *)e;
+    a->err = a->list->cnt ? rd_kafka_committed(a->rk, a->list, ASK_MS) : RD_KAFKA_RESP_ERR_NO_ERROR;
+    for (int i = 0; i < a->list->cnt && !a->err; i++) a->err = find_start(a, &a->list->elems[i]);
+}
+
+static void free_asking(asking *a) {
+    rd_kafka_topic_partition_list_destroy(a->list);
+    free(a);
+}
+
+static void log_rd_error(const kafka_sub *s, const char *text, rd_kafka_error_t *error) {
+    if (!error) return;
+    mw_log_begin(MW_WARN, text);
+    mw_log_text("topic", s->topic);
+    mw_log_text("error", rd_kafka_error_string(error));
+    mw_log_end();
+    rd_kafka_error_destroy(error);
+}
+
+static void give_to_librdkafka(kafka_sub *s, const asking *a) {
+    if (cooperative(s)) {
+        if (a->again) log_rd_error(s, "kafka: unassign", rd_kafka_incremental_unassign(s->rk, a->list));
+        log_rd_error(s, "kafka: assign", rd_kafka_incremental_assign(s->rk, a->list));
+    } else {
+        rd_kafka_assign(s->rk, a->list);
+    }
+}
+
+static void start_parts(kafka_sub *s, asking *a) {
+    for (int i = 0; i < a->list->cnt; i++) {
+        rd_kafka_topic_partition_t *t = &a->list->elems[i];
+        kafka_part *p = kafka_part_find(s, t->topic, t->partition);
+        if (!p || p->state != KAFKA_PART_WAITS) continue;
+        p->marks = kafka_marks_new((uint64_t)t->offset);
+        if (t->metadata_size) kafka_marks_read(p->marks, t->metadata, t->metadata_size);
+        p->dirty = true; /* where the group begins stands from now on, whatever happens next */
+        kafka_part_open(p);
+    }
+    give_to_librdkafka(s, a);
+    kafka_commit_soon(s);
+    kafka_sub_pump(s);
+}
+
+static void asked(kafka_errand *e, bool alive);
+
+static void send_asking(kafka_sub *s, asking *a) {
+    a->errand.work = ask;
+    a->errand.done = asked;
+    kafka_errands_send(s->errands, &a->errand);
+}
+
+static void asked(kafka_errand *e, bool alive) {
+    asking *a = (asking *)e;
+    kafka_sub *s = a->sub;
+    if (!alive) {
+        free_asking(a);
+    } else if (a->assignment != s->assignments) { /* it has gone again */
+        free_asking(a);
+    } else if (s->state == KAFKA_LEAVES) {
+        if (!a->again) rd_kafka_assign(s->rk, NULL); /* librdkafka waits for an answer before it leaves */
+        free_asking(a);
+    } else if (a->err) {
+        mw_log_begin(MW_WARN, "kafka: cannot read what the group committed, trying again");
+        mw_log_text("group", s->group);
+        mw_log_text("error", rd_kafka_err2str(a->err));
+        mw_log_end();
+        for (int i = 0; i < a->list->cnt; i++) {
+            a->list->elems[i].offset = RD_KAFKA_OFFSET_INVALID;
+            a->list->elems[i].err = RD_KAFKA_RESP_ERR_NO_ERROR;
+        }
+        send_asking(s, a);
+    } else {
+        s->assigned_once = true;
+        start_parts(s, a);
+        free_asking(a);
+    }
+}
+
+static void take(kafka_sub *s, const rd_kafka_topic_partition_list_t *list, bool again) {
+    asking *a = calloc(1, sizeof *a);
+    if (!a) abort();
+    *a = (asking){.sub = s,
+                  .rk = s->rk,
+                  .list = rd_kafka_topic_partition_list_copy(list),
+                  .again = again,
+                  .assignment = ++s->assignments};
+    for (int i = 0; i < list->cnt; i++) kafka_part_new(s, list->elems[i].topic, list->elems[i].partition);
+    send_asking(s, a);
+}
+
+/* ---- going ---- */
+
+static void let_go(kafka_sub *s) {
+    rd_kafka_topic_partition_list_t *list = s->revoked;
+    s->revoked = NULL;
+    s->revoke_late = false;
+    mw_timer_stop(&s->revoke_timer);
+    for (int i = 0; i < list->cnt; i++) {
+        kafka_part *p = kafka_part_find(s, list->elems[i].topic, list->elems[i].partition);
+        if (!p) continue;
+        s->conn->host->fence(s->source, p->unit);
+        kafka_commit_forget(s, p);
+        kafka_part_free(p);
+    }
+    log_partitions(s, "partitions given back", list);
+    s->assignments++;
+    if (cooperative(s))
+        log_rd_error(s, "kafka: unassign", rd_kafka_incremental_unassign(s->rk, list));
+    else
+        rd_kafka_assign(s->rk, NULL);
+    rd_kafka_topic_partition_list_destroy(list);
+    kafka_sub_pump(s);
+}
+
+static bool in_revoked(const kafka_sub *s, bool (*is)(const kafka_part *p)) {
+    for (uint32_t i = 0; i < s->part_count; i++)
+        if (s->parts[i]->state == KAFKA_PART_REVOKED && is(s->parts[i])) return true;
+    return false;
+}
+
+static bool is_running(const kafka_part *p) { return p->out > 0; }
+static bool is_dirty(const kafka_part *p) { return p->dirty && p->marks; }
+
+void kafka_rebalance_check(kafka_sub *s) {
+    if (!s->revoked) return;
+    if (in_revoked(s, is_running) && !s->revoke_late) return;
+    if (s->commit_under_way) return;
+    if (s->state != KAFKA_LEAVES && in_revoked(s, is_dirty)) {
+        if (!s->commit_failures) kafka_commit_now(s); /* else its timer runs */
+        return;
+    }
+    let_go(s);
+}
+
+static void commit_takes_too_long(mw_timer *t) { let_go(mw_container_of(t, kafka_sub, revoke_timer)); }
+
+static void handlers_take_too_long(mw_timer *t) {
+    kafka_sub *s = mw_container_of(t, kafka_sub, revoke_timer);
+    s->revoke_late = true;
+    mw_timer_start(s->conn->loop, &s->revoke_timer, LAST_COMMIT_MS, commit_takes_too_long);
+    kafka_rebalance_check(s);
+}
+
+static void give(kafka_sub *s, const rd_kafka_topic_partition_list_t *list) {
+    bool lost = rd_kafka_assignment_lost(s->rk);
+    log_partitions(s, lost ? "partitions lost" : "partitions revoked", list);
+    if (s->revoked) rd_kafka_topic_partition_list_destroy(s->revoked);
+    s->revoked = rd_kafka_topic_partition_list_copy(list);
+    s->assignments++;
+    for (int i = 0; i < list->cnt; i++) {
+        kafka_part *p = kafka_part_find(s, list->elems[i].topic, list->elems[i].partition);
+        if (!p) continue;
+        if (p->state == KAFKA_PART_LOST || lost) p->dirty = false;
+        p->state = KAFKA_PART_REVOKED;
+        p->out = s->conn->host->recall(s->source, p->unit);
+    }
+    if (lost) {
+        let_go(s);
+        return;
+    }
+    mw_timer_start(s->conn->loop, &s->revoke_timer, s->conn->revoke_ms, handlers_take_too_long);
+    kafka_rebalance_check(s);
+}
+
+void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev) {
+    rd_kafka_topic_partition_list_t *list = rd_kafka_event_topic_partition_list(ev);
+    switch (rd_kafka_event_error(ev)) {
+    case RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS:
+        log_partitions(s, "partitions assigned", list);
+        take(s, list, false);
+        break;
+    case RD_KAFKA_RESP_ERR__REVOKE_PARTITIONS: give(s, list); break;
+    default: rd_kafka_assign(s->rk, NULL);
+    }
+}
+
+/* ---- lost ---- */
+
+/* Nobody revoked them after all: goes on from what is committed. */
+static void still_ours(mw_timer *t) {
+    kafka_sub *s = mw_container_of(t, kafka_sub, revoke_timer);
+    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new((int)s->part_count);
+    for (uint32_t i = s->part_count; i-- > 0;) {
+        if (s->parts[i]->state != KAFKA_PART_LOST) continue;
+        rd_kafka_topic_partition_list_add(list, kafka_part_topic(s->parts[i]), s->parts[i]->partition);
+        kafka_part_free(s->parts[i]);
+    }
+    if (list->cnt && s->state == KAFKA_OPEN) take(s, list, true);
+    rd_kafka_topic_partition_list_destroy(list);
+}
+
+void kafka_lost(kafka_sub *s, const char *why) {
+    if (!s->part_count) return;
+    mw_log_begin(MW_WARN, "kafka: not a member of the group any more");
+    mw_log_text("topic", s->topic);
+    mw_log_text("group", s->group);
+    mw_log_text("why", why);
+    mw_log_end();
+    for (uint32_t i = 0; i < s->part_count; i++) {
+        kafka_part *p = s->parts[i];
+        if (p->state == KAFKA_PART_WAITS) continue; /* nothing of it was delivered yet */
+        p->state = KAFKA_PART_LOST;
+        p->dirty = false;
+        s->conn->host->fence(s->source, p->unit);
+        kafka_commit_forget(s, p);
+    }
+    s->commit_failures = 0;
+    mw_timer_stop(&s->pace);
+    if (s->revoked)
+        let_go(s);
+    else if (s->state == KAFKA_OPEN)
+        mw_timer_start(s->conn->loop, &s->revoke_timer, s->session_ms, still_ours);
+}

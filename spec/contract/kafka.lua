@@ -1,0 +1,111 @@
+-- kafka.lua - Kafka in the contract suite: one broker for all cases, topics and groups of its own for each. A topic
+-- keeps what was handled, so "what is there" means what no group has settled, by what the groups committed.
+local client = require "spec.support.servers.kafka_client"
+local ffi = require "ffi"
+local kafka = require "spec.support.servers.kafka"
+
+ffi.cdef [[bool kafka_marks_says_done(uint64_t mark, const char *text, size_t len, uint64_t offset);]]
+
+local M = { name = "kafka", outside = true, notes = 0.3 }
+
+local CHANNELS = { "in", "in.dead", "out", "buried" }
+-- These speak of the order of a whole channel, or of keys that Kafka does not see; others have several partitions.
+local ONE_PARTITION = { ["order-source"] = true, ["waits-for-consumer"] = true, ["order-own-key"] = true }
+local PARTITIONS = 4
+
+function M.url(h)
+  h.prefix = ("%s-%d."):format(h.name, math.random(1e9))
+  local case = h.case or {}
+  h.server = case.server or kafka.shared() -- other specs bring their own
+  h.partitions = case.partitions or ONE_PARTITION[case.name] and 1 or PARTITIONS
+  local topics = {}
+  for _, name in ipairs(CHANNELS) do
+    topics[h.prefix .. name] = { partitions = name == "in" and h.partitions or 1,
+                                 config = name == "in" and case.config or nil }
+  end
+  for name, partitions in pairs(case.topics or {}) do topics[h.prefix .. name] = { partitions = partitions } end
+  if not h.server.mock then client.create(h.server.bootstrap, topics) end
+  return ("kafka://%s/%s?session.timeout.ms=%d&revoke.drain.ms=1000%s"):format(h.server.bootstrap, h.prefix,
+    (case.session or h.server.mock and 6000 or 1500) * h.late, case.options or "")
+end
+
+-- What the mock cluster cannot show: it has four partitions, keeps no metadata of commits and 5 MiB a partition, and
+-- its groups need seconds to notice a death.
+local NOT_ON_MOCK = { "waits-for-consumer", "max-age", "order-source", "order-own-key", "fence", "fence-dedupe",
+                      "ack-crash", "attempts-crash", "backoff-crash", "drain-backoff", "drain-storm", "any-bytes",
+                      "soak" }
+
+function M.cannot(h, case)
+  if not h.server.mock then return nil end
+  for _, name in ipairs(NOT_ON_MOCK) do
+    if name == case.name then return "librdkafka's mock cluster cannot show it" end
+  end
+end
+
+function M.version() return kafka.shared().kind end
+
+local function partitions_of(h, channel) return (channel == "in" or h.server.mock) and h.partitions or 1 end
+
+-- The mock cluster cannot list groups; these are the ones that cases have.
+local GROUPS = { "p", "q", "one", "the group" }
+
+local function groups_of(h)
+  if not h.server.mock then return client.groups(h.server.bootstrap, h.prefix) end
+  local list = {}
+  for _, name in ipairs(GROUPS) do
+    local committed = client.committed(h.server.bootstrap, h.prefix .. name, h.prefix .. "in", h.partitions)
+    for partition = 0, h.partitions - 1 do
+      if committed[partition].offset then
+        list[#list + 1] = h.prefix .. name
+        break
+      end
+    end
+  end
+  return list
+end
+
+-- Everything was settled by every group that there is; without one, nothing may be there.
+function M.is_empty(h, channel)
+  local topic, count = h.prefix .. channel, partitions_of(h, channel)
+  local groups = groups_of(h)
+  for partition = 0, count - 1 do
+    local low, high = client.ends(h.server.bootstrap, topic, partition)
+    if #groups == 0 and high > low then return false end
+  end
+  for _, group in ipairs(groups) do
+    local committed = client.committed(h.server.bootstrap, group, topic, count)
+    for partition = 0, count - 1 do
+      local _, high = client.ends(h.server.bootstrap, topic, partition)
+      if high > 0 and (committed[partition].offset or 0) < high then return false end
+    end
+  end
+  return true
+end
+
+-- Until a group stands somewhere: from then on it gets what comes.
+function M.ready(h)
+  local topic = h.prefix .. "in"
+  local group = groups_of(h)[1]
+  if not group then return false end
+  local committed = client.committed(h.server.bootstrap, group, topic, h.partitions)
+  for partition = 0, h.partitions - 1 do if not committed[partition].offset then return false end end
+  return true
+end
+
+local OFFSETS = 2 ^ 40 -- as in drivers/kafka/browse.c
+
+-- Of a channel that a group consumes, what that group has not settled; else all of it.
+function M.messages(h, channel)
+  local list = h.broker:messages(channel)
+  local groups = groups_of(h)
+  if channel ~= "in" or #groups ~= 1 then return list end
+  local committed = client.committed(h.server.bootstrap, groups[1], h.prefix .. channel, h.partitions)
+  local left = {}
+  for _, m in ipairs(list) do
+    local offset, c = m.position % OFFSETS - 1, committed[math.floor(m.position / OFFSETS)]
+    if not ffi.C.kafka_marks_says_done(c.offset or 0, c.metadata, #c.metadata, offset) then left[#left + 1] = m end
+  end
+  return left
+end
+
+return M

@@ -1,0 +1,336 @@
+-- What happens to a Kafka consumer in real life: members come and go, the broker restarts, commits fail, a process
+-- stands still, a topic is compacted or grows. Nothing may be lost, and the order of a key holds for whoever looks at
+-- the end.
+local C = require "moonwire.internal.cdef"
+local client = require "spec.support.servers.kafka_client"
+local clock = require "spec.support.wait"
+local driver = require "spec.contract.kafka"
+local harness = require "spec.support.harness"
+local kafka = require "spec.support.servers.kafka"
+
+local real = not kafka.shared().mock
+
+C.mw_log_setup(0, 9)
+
+local function new(case)
+  local h = harness.new(driver, case)
+  finally(function() h:close() end)
+  return h
+end
+
+-- n messages over so many keys, ids "key.number", from the number where the keys stand
+local function keyed(n, keys, at)
+  local list = {}
+  for i = 1, n do
+    local key = "k" .. i % keys
+    at[key] = (at[key] or 0) + 1
+    list[i] = { "x", id = key .. "." .. at[key], key = key }
+  end
+  return list
+end
+
+-- What an observer of the trace sees for each key: 1, 2, 3 …, and after a crash perhaps some again, from a lower number
+-- on, in order; never one before its turn. Returns how many were handled again.
+local function observe(lines, at)
+  local last, most, again, count = {}, {}, 0, 0
+  for _, line in ipairs(lines) do
+    local key, number = line.id:match "^(.-)%.(%d+)$"
+    number = tonumber(number)
+    if number > (last[key] or 0) + 1 then
+      error(("%s: %d came when it was the turn of %d"):format(key, number, (last[key] or 0) + 1), 2)
+    end
+    last[key] = number
+    if number > (most[key] or 0) then
+      most[key], count = number, count + 1
+    else
+      again = again + 1
+    end
+  end
+  for key, number in pairs(at) do
+    if last[key] ~= number then
+      error(("%s ends with %s instead of %d"):format(key, tostring(last[key]), number), 2)
+    end
+  end
+  return again, count
+end
+
+local HANDLER = [[
+  function M.handle(msg)
+    if math.random() < 0.001 then mw.sleep(math.random() * 0.02) end
+    trace("done", msg)
+  end]]
+
+-- Members join, leave and are killed while messages flow, for so many seconds.
+local function storm(options, n, seconds)
+  local buffer, concurrency = 256, 64
+  local h = new { name = "storm", partitions = 6, options = options }
+  local settings = ("concurrency = %d, buffer = { count = %d },"):format(concurrency, buffer)
+  local members, at, published, kills = {}, {}, 0, 0
+  members[1] = h:start { settings = settings, handler = HANDLER }
+  members[2] = h:start()
+  local chunk, turn, began = math.ceil(n / 100), 0, clock.now()
+  local next_turn = began + 2
+  while published < n do
+    if clock.now() - began > seconds * published / n then
+      h:publish(keyed(math.min(chunk, n - published), 1000, at))
+      published = math.min(n, published + chunk)
+    else
+      h:stay(0.02)
+    end
+    if clock.now() > next_turn then
+      turn = turn + 1
+      local worker = table.remove(members, 1)
+      if turn % 3 == 0 then
+        h:stop(worker, 20 * h.late)
+      else
+        h:kill(worker)
+        kills = kills + 1
+      end
+      members[#members + 1] = h:start()
+      if #members < 3 then members[#members + 1] = h:start() end
+      next_turn = clock.now() + 3
+    end
+  end
+  h:wait_settled("in", 60)
+  local again, count = observe(h.trace:of "done", at)
+  assert.equal(n, count)
+  local most = kills * buffer * 3 -- the one that was killed, and the two that had to let go of what they had begun
+  local text = "\n  storm%s: %d messages, %d turns, %d kills, %d handled again (bound %d)\n"
+  io.write(text:format(options or "", n, turn, kills, again, most))
+  assert.is_true(turn >= 3, "the storm was over too soon: " .. turn .. " turns")
+  assert.is_true(again <= most, again .. " were handled again")
+  for _, worker in ipairs(members) do h:stop(worker, 20 * h.late) end
+  return h
+end
+
+describe("kafka", function()
+  if not real then
+    it("faults need a real broker", function() pending "no Kafka broker here" end)
+    return
+  end
+
+  it("loses nothing in a rebalance storm, and keeps the order of keys (range)", function()
+    local n = math.max(20000, math.floor(200000 * harness.scale))
+    storm(nil, n, 24)
+  end)
+
+  it("loses nothing in a rebalance storm, and keeps the order of keys (cooperative-sticky)", function()
+    local n = math.max(20000, math.floor(60000 * harness.scale))
+    storm("&partition.assignment.strategy=cooperative-sticky", n, 14)
+  end)
+
+  it("goes on after the broker was restarted, with nothing lost", function()
+    local server = assert(kafka.new())
+    local h = new { name = "restart", server = server }
+    h:start { settings = "retry = { attempts = 100, base = 0.05 },", handler = [[
+      function M.handle(msg)
+        mw.publish("out", msg.body, { id = "out-" .. msg.id })
+        mw.sleep(0.002)
+        trace("done", msg)
+      end]] }
+    local n = 600
+    local list = {}
+    for i = 1, n do list[i] = { "x", id = "m" .. i, key = "k" .. i % 50 } end
+    h:publish { unpack(list, 1, n / 2) }
+    h:wait_for("done", n / 4, 30)
+    server:stop "KILL"
+    h:stay(1)
+    server:start()
+    h:publish { unpack(list, n / 2 + 1) }
+    h:wait_settled("in", 60)
+    local seen, out = {}, {}
+    for _, line in ipairs(h.trace:of "done") do seen[line.id] = true end
+    for _, m in ipairs(h:messages "out") do out[m.id] = true end
+    for i = 1, n do
+      assert.is_true(seen["m" .. i], "m" .. i .. " was not handled")
+      assert.is_true(out["out-m" .. i], "what m" .. i .. " published is not there")
+    end
+    h:stop()
+    server:stop()
+  end)
+
+  it("commits again when a commit fails", function()
+    local mock = client.mock_cluster()
+    local h = new { name = "commit", server = { mock = mock, bootstrap = mock.bootstrap }, session = 6000 }
+    h:start { handler = [[function M.handle(msg) trace("done", msg) end]] }
+    local OFFSET_COMMIT, LOADING, TIMED_OUT, TOO_LARGE = 8, 14, 7, 12
+    h:publish { { "x", id = "m1", key = "a" } }
+    h:wait_for("done", 1, 20)
+    client.mock_errors(mock, OFFSET_COMMIT, { LOADING, TIMED_OUT, LOADING, TOO_LARGE, LOADING })
+    local list = {}
+    for i = 2, 200 do list[#list + 1] = { "x", id = "m" .. i, key = "k" .. i } end
+    h:publish(list)
+    h:wait_for("done", 200, 20)
+    h:stop() -- ends only when everything is settled
+    h:start()
+    h:publish { { "x", id = "last", key = "a" } }
+    h:wait_for("done", 201, 30)
+    h:stay(0.5)
+    assert.equal(201, h.trace:count "done")
+  end)
+
+  it("lets another member go on while a process stands still for 5 s, and discards what it says then", function()
+    local h = new { name = "pause", partitions = 4 }
+    local buffer, n = 64, 3000
+    local worker = h:start { settings = ("concurrency = 16, buffer = { count = %d },"):format(buffer), handler = [[
+      function M.handle(msg) mw.sleep(0.004) trace("done", msg) end]] }
+    h:start()
+    local list = {}
+    for i = 1, n do list[i] = { "x", id = "m" .. i, key = "k" .. i % 200 } end
+    h:publish(list)
+    for i = 1, 2 do
+      h:wait_for("done", n / 6 * i, 30)
+      worker.child:kill "STOP"
+      h:stay(5)
+      worker.child:kill "CONT"
+    end
+    h:wait_settled("in", 60)
+    local seen, again = {}, 0
+    for _, line in ipairs(h.trace:of "done") do
+      if seen[line.id] then again = again + 1 end
+      seen[line.id] = true
+    end
+    for i = 1, n do assert.is_true(seen["m" .. i], "m" .. i .. " was not handled") end
+    assert.is_true(again <= 2 * 2 * buffer, again .. " were handled again")
+  end)
+
+  it("takes gaps for what they are: a compacted topic is settled to its end", function()
+    local h = new { name = "compact", partitions = 1, config = {
+      ["cleanup.policy"] = "compact", ["segment.ms"] = 200, ["min.cleanable.dirty.ratio"] = "0.001",
+      ["min.compaction.lag.ms"] = 0, ["max.compaction.lag.ms"] = 100,
+    } }
+    local n, at = 2000, {}
+    h:publish(keyed(n, 10, at))
+    h:wait(function()
+      h:stay(0.3)
+      h:publish(keyed(10, 10, at)) -- rolls the segment
+      return #h.broker:messages "in" < n
+    end, 40, "the broker to compact the topic")
+    local left = #h.broker:messages "in"
+    assert.is_true(left < n)
+    h:start { handler = HANDLER }
+    h:wait_settled("in", 30)
+    local last = {}
+    for _, line in ipairs(h.trace:of "done") do
+      local key, number = line.id:match "^(.-)%.(%d+)$"
+      assert.is_true(tonumber(number) > (last[key] or 0))
+      last[key] = tonumber(number)
+    end
+    assert.same(at, last)
+    h:kill()
+    h:start()
+    local count = h.trace:count "done"
+    h:publish(keyed(10, 10, at))
+    h:wait_for("done", count + 10, 20)
+    h:wait_settled "in"
+    assert.equal(count + 10, h.trace:count "done")
+  end)
+
+  it("reads partitions that are added while it runs", function()
+    local h = new { name = "grow", partitions = 2, options = "&topic.metadata.refresh.interval.ms=300" }
+    h:start { handler = HANDLER }
+    local at = {}
+    h:publish(keyed(200, 50, at))
+    h:wait_for("done", 200, 20)
+    client.add_partitions(h.server.bootstrap, h.prefix .. "in", 6)
+    h.partitions = 6
+    h:wait(function() return driver.ready(h) end, 30, "the new partitions to be assigned")
+    h:publish(keyed(2000, 100, at))
+    h:wait_for("done", 2200, 30)
+    h:wait_settled "in"
+    local _, low = client.ends(h.server.bootstrap, h.prefix .. "in", 5)
+    assert.is_true(low > 0, "nothing went to the new partition")
+  end)
+
+  it("keeps a member whose handler takes longer than the group allows between polls", function()
+    local most = 3 * harness.late
+    local h = new { name = "slow", partitions = 2, options = ("&max.poll.interval.ms=%d"):format(most * 1000) }
+    h:start { settings = "timeout = 60, lease = 1,", handler = ([[
+      function M.handle(msg)
+        trace("begin", msg)
+        if msg.id == "slow" then mw.sleep(%g) end
+        trace("done", msg)
+      end]]):format(most * 2 + 1) }
+    h:publish { { "x", id = "slow", key = "a" }, { "x", id = "behind", key = "a" } }
+    for i = 1, 20 do h:publish { { "x", id = "other" .. i, key = "b" .. i } } end
+    h:wait_for("done", 22, 30)
+    h:wait_settled "in"
+    assert.equal(22, h.trace:count "begin")
+    assert.equal("behind", h.trace:of("done")[22].id)
+  end)
+
+  -- Each input has one output that readers of committed messages see, and one commit; nothing more.
+  local function assert_exactly_once(h, n)
+    local seen = {}
+    for _, m in ipairs(h:messages "out") do
+      seen[m.id] = (seen[m.id] or 0) + 1
+      assert.equal(1, seen[m.id], m.id .. " was published more than once")
+    end
+    for i = 1, n do assert.equal(1, seen["out-m" .. i], "out-m" .. i) end
+  end
+
+  local EXACTLY = [[
+    function M.handle(msg)
+      mw.publish("out", msg.body, { id = "out-" .. msg.id, key = msg.key })
+      mw.sleep(math.random() * 0.01)
+      trace("done", msg)
+    end]]
+
+  local function numbered(n)
+    local list = {}
+    for i = 1, n do list[i] = { "x", id = "m" .. i, key = "k" .. i % 50 } end
+    return list
+  end
+
+  it("handles exactly once through kills in the middle of transactions", function()
+    local h = new { name = "eos", partitions = 4 }
+    local n, kills = 2000, 5
+    h:start { settings = "exactly_once = true, concurrency = 32, buffer = { count = 200 },", handler = EXACTLY }
+    h:publish(numbered(n))
+    for i = 1, kills do
+      h:wait_for("done", math.floor(n / (kills + 2)) * i, 60)
+      h:kill()
+      h:start()
+    end
+    h:wait_settled("in", 60)
+    -- what a killed one left open ends by its timeout; until then readers wait
+    h:wait(function() return #h:messages "out" >= n end, 40, "the outputs to be readable")
+    assert_exactly_once(h, n)
+    h:stop()
+  end)
+
+  it("handles exactly once when a member stands still and another takes over", function()
+    local h = new { name = "eos-pause", partitions = 4 }
+    local n = 1500
+    local worker = h:start { settings = "exactly_once = true, concurrency = 16, buffer = { count = 100 },",
+                             handler = EXACTLY }
+    h:start()
+    h:publish(numbered(n))
+    h:wait_for("done", n / 5, 30)
+    worker.child:kill "STOP"
+    h:stay(4)
+    worker.child:kill "CONT"
+    h:wait_settled("in", 60)
+    h:wait(function() return #h:messages "out" >= n end, 40, "the outputs to be readable")
+    assert_exactly_once(h, n)
+  end)
+
+  it("puts dead letters and retries into the same transactions", function()
+    local h = new { name = "eos-dead", partitions = 1 }
+    h:start { settings = "exactly_once = true, retry = { attempts = 2, base = 0.05 },", handler = [[
+      function M.handle(msg)
+        mw.publish("out", "x", { id = "out-" .. msg.id .. "-" .. msg.attempt })
+        if msg.id == "bad" then error("always", 0) end
+        if msg.id == "once" and msg.attempt == 1 then error("once", 0) end
+      end]] }
+    h:publish { { "x", id = "good" }, { "x", id = "bad" }, { "x", id = "once" } }
+    h:wait_settled("in", 30)
+    h:wait(function() return #h:dead() == 1 end, 10, "the dead letter")
+    local ids = {}
+    for _, m in ipairs(h:messages "out") do ids[#ids + 1] = m.id end
+    table.sort(ids)
+    assert.same({ "out-good-1", "out-once-2" }, ids)
+    assert.equal("bad", h:dead()[1].id)
+    h:stop()
+  end)
+end)

@@ -1,0 +1,344 @@
+-- What is Kafka's own: properties, where a group begins, retry topics, what a dead letter tells, compression, TLS and
+-- SASL, and the commands on a Kafka broker. What every broker must keep is in spec/contract.
+local C = require "moonwire.internal.cdef"
+local broker = require "spec.support.broker"
+local client = require "spec.support.servers.kafka_client"
+local driver = require "spec.contract.kafka"
+local harness = require "spec.support.harness"
+local kafka = require "spec.support.servers.kafka"
+local process = require "spec.support.process"
+
+local binary = os.getenv "MOONWIRE_BIN"
+local real = not kafka.shared().mock
+
+C.mw_log_setup(0, 9)
+
+local function new(case)
+  local h = harness.new(driver, case)
+  finally(function() h:close() end)
+  return h
+end
+
+local DONE = [[function M.handle(msg) trace("done", msg) end]]
+
+local function ids(list)
+  local names = {}
+  for i, x in ipairs(list) do names[i] = x.id end
+  table.sort(names)
+  return names
+end
+
+describe("a Kafka URL", function()
+  local function problem(url)
+    local ok, err = pcall(broker.open, url)
+    assert.is_false(ok)
+    return err
+  end
+
+  it("takes librdkafka's properties, and names the nearest right one", function()
+    assert.matches('unknown property "sesion.timeout.ms" in the URL; did you mean "session.timeout.ms"?',
+      problem "kafka://127.0.0.1:1/?sesion.timeout.ms=6000", 1, true)
+    assert.matches('unknown property "colour" in the URL', problem "kafka://127.0.0.1:1/?colour=red", 1, true)
+    assert.matches("session.timeout.ms", problem "kafka://127.0.0.1:1/?session.timeout.ms=soon", 1, true)
+    assert.matches("acks", problem "kafka://127.0.0.1:1/?acks=1", 1, true) -- idempotence needs all
+  end)
+
+  it("leaves to the driver what its promises rest on", function()
+    for _, name in ipairs { "enable.auto.commit", "group.id", "auto.offset.reset", "transactional.id" } do
+      assert.matches("property " .. name .. " cannot be set in the URL",
+        problem("kafka://127.0.0.1:1/?" .. name .. "=x"), 1, true)
+    end
+    assert.matches("no host", problem "kafka:", 1, true)
+    assert.matches("letters, digits", problem "kafka://127.0.0.1:1/a/b", 1, true)
+    assert.matches('it can be "spring"', problem "kafka://127.0.0.1:1/?dead.headers=summer", 1, true)
+  end)
+
+  it("shows no password", function()
+    local b = broker.open "kafka://me:secret@127.0.0.1:1/x?ssl.key.password=hidden&client.id=c&sasl.mechanisms=PLAIN"
+    local shown = require("ffi").string(C.mw_link_url(b.link))
+    assert.equal("kafka://me@127.0.0.1:1/x?ssl.key.password=&client.id=c&sasl.mechanisms=PLAIN", shown)
+  end)
+end)
+
+describe("kafka", function()
+  if not real then
+    it("needs a real broker", function() pending "no Kafka broker here" end)
+    return
+  end
+
+  it("begins a new group at a time or an offset", function()
+    local h = new { name = "start", partitions = 1 }
+    for i = 1, 5 do h:publish { { "x", id = "m" .. i } } end
+    h:stay(0.05)
+    local time = require("moonwire").now()
+    h:stay(0.05)
+    for i = 6, 9 do h:publish { { "x", id = "m" .. i } } end
+    h:start { settings = ("start = { time = %.3f }, group = 'by-time',"):format(time), handler = DONE }
+    h:wait_for("done", 4)
+    h:stop()
+    assert.same({ "m6", "m7", "m8", "m9" }, ids(h.trace:of "done"))
+    h:start { settings = "start = { offset = 7 }, group = 'by-offset',", handler = [[
+      function M.handle(msg) trace("offset", msg) end]] }
+    h:wait_for("offset", 2)
+    h:stop()
+    assert.same({ "m8", "m9" }, ids(h.trace:of "offset"))
+  end)
+
+  it("retries through topics: each attempt after its delay, other messages of the key go on", function()
+    local h = new { name = "tiers", partitions = 2,
+                    topics = { ["in.retry.300ms"] = 1, ["in.retry.1s"] = 1 } }
+    h:start { settings = "retry = { topics = { 0.3, 1 } },", handler = [[
+      function M.handle(msg)
+        trace("try", msg)
+        if msg.id == "bad" then error("no " .. msg.attempt, 0) end
+        trace("done", msg)
+      end]] }
+    h:publish { { "x", id = "bad", key = "a", headers = { mine = "1" } }, { "x", id = "good", key = "a" } }
+    h:wait(function() return #h:dead() == 1 end, 20, "the dead letter")
+    local tries = {}
+    for _, line in ipairs(h.trace:of "try") do if line.id == "bad" then tries[#tries + 1] = line end end
+    assert.equal(3, #tries)
+    for i, line in ipairs(tries) do assert.equal(i, line.attempt) end
+    local first, second = tries[2].time - tries[1].time, tries[3].time - tries[2].time
+    assert.is_true(first >= 0.29 and first < 0.3 + 1 * h.late, "first after " .. first)
+    assert.is_true(second >= 0.99 and second < 1 + 1 * h.late, "second after " .. second)
+    local good = h.trace:of "done"
+    assert.equal("good", good[1].id)
+    assert.is_true(good[1].time < tries[2].time)
+    local letter = h:dead()[1]
+    assert.equal("3", letter.headers["mw-dead-attempts"])
+    assert.equal("no 1", letter.headers["mw-dead-first-error"])
+    assert.equal("no 3", letter.headers["mw-dead-last-error"])
+    assert.equal("in", letter.headers["mw-dead-channel"])
+    assert.equal(h.prefix .. "in.retry.1s", letter.headers["mw-dead-topic"])
+    assert.equal("1", letter.headers.mine)
+    assert.is_nil(letter.headers["mw-retry-attempts"])
+    h:wait_settled "in"
+  end)
+
+  it("keeps what waits in a retry topic through a crash", function()
+    local h = new { name = "tiers-crash", partitions = 1, topics = { ["in.retry.2s"] = 1 } }
+    h:start { settings = "retry = { topics = { 2 } },", handler = [[
+      function M.handle(msg)
+        trace("try", msg)
+        if msg.attempt == 1 then error("once", 0) end
+      end]] }
+    h:publish { { "x", id = "m1" } }
+    h:wait_for("try", 1)
+    h:wait_settled "in"
+    h:kill()
+    h:start()
+    h:wait_for("try", 2, 20)
+    assert.equal(2, h.trace:of("try")[2].attempt)
+    assert.is_true(h.trace:of("try")[2].time - h.trace:of("try")[1].time >= 1.99)
+    assert.equal(0, #h:dead())
+  end)
+
+  it("tells where a dead letter stood, and on request as Spring does", function()
+    local h = new { name = "spring", partitions = 1, options = "&dead.headers=spring" }
+    h:publish { { "x", id = "first" }, { "y", id = "m2", key = "k" } }
+    h:start { handler = [[function M.handle(msg) if msg.id == "m2" then return mw.reject "no stock" end end]] }
+    h:wait(function() return #h:dead() == 1 end, 15, "the dead letter")
+    local d = h:dead()[1].headers
+    assert.equal(h.prefix .. "in", d["mw-dead-topic"])
+    assert.equal("0", d["mw-dead-partition"])
+    assert.equal("1", d["mw-dead-offset"])
+    assert.equal(h.prefix .. "in", d["kafka_dlt-original-topic"])
+    assert.equal("\0\0\0\0", d["kafka_dlt-original-partition"])
+    assert.equal("\0\0\0\0\0\0\0\1", d["kafka_dlt-original-offset"])
+    assert.equal(8, #d["kafka_dlt-original-timestamp"])
+    assert.equal("no stock", d["kafka_dlt-exception-message"])
+    assert.equal(h.prefix .. "p", d["kafka_dlt-original-consumer-group"])
+  end)
+
+  for _, codec in ipairs { "none", "gzip", "snappy", "lz4", "zstd" } do
+    it("publishes and reads with compression " .. codec, function()
+      local h = new { name = "codec", options = "&compression.type=" .. codec }
+      local body = ("squeeze me "):rep(2000)
+      h:publish { { body, id = "m1" } }
+      assert.equal(body, h:messages("in")[1].body)
+    end)
+  end
+
+  it("counts a queue that is full as no failure", function()
+    local h = new { name = "full", partitions = 1, options = "&queue.buffering.max.messages=50" }
+    local list = {}
+    for i = 1, 2000 do list[i] = { "x", id = "m" .. i } end
+    h:publish(list)
+    local found = h:messages "in"
+    assert.equal(2000, #found)
+    for i, m in ipairs(found) do assert.equal("m" .. i, m.id) end
+  end)
+
+  it("is told of a tombstone, and passes it on", function()
+    local h = new { name = "tombstone", partitions = 1 }
+    h:start { handler = [[
+      function M.handle(msg)
+        local tombstone = msg:header "mw-tombstone"
+        mw.publish("out", msg.body, { id = "t", key = msg.key, headers = { ["mw-tombstone"] = tombstone } })
+      end]] }
+    h:publish { { "", id = "m1", key = "k", headers = { ["mw-tombstone"] = "1" } }, { "", id = "m2", key = "k" } }
+    h:wait(function() return #h:messages "out" == 2 end, 15, "both")
+    local out = h:messages "out"
+    assert.equal("1", out[1].headers["mw-tombstone"])
+    assert.is_nil(out[2].headers["mw-tombstone"])
+  end)
+
+  it("shows its commands: publish, tail, dlq, status, topology", function()
+    local h = new { name = "cli", partitions = 3 }
+    local function moonwire(...)
+      local ran = process.run { { binary, ... }, env = { BROKER_URL = h.url }, timeout = 30 * h.late }
+      return ran.code, ran.stdout, ran.stderr
+    end
+    for i = 1, 6 do
+      assert.equal(0, moonwire("publish", "in", ('{"n":%d}'):format(i), "--id", "m" .. i, "--key", "k" .. i))
+    end
+    local code, text = moonwire("tail", "in", "--no-follow", "--json")
+    assert.equal(0, code)
+    local _, lines = text:gsub("\n", "")
+    assert.equal(6, lines)
+    local tail = process.spawn { { binary, "tail", "out", "--count", "2" }, env = { BROKER_URL = h.url } }
+    h:wait(function() -- it follows every partition from where it stood
+      h:publish("out", { { "news", id = "n" .. math.random(1e9), key = "k" .. math.random(100) } })
+      h:stay(0.1)
+      return not tail:alive()
+    end, 20, "tail to print two messages")
+    assert.equal(0, tail.code)
+    local worker = h:start { handler = [[
+      function M.handle(msg)
+        if msg.id == "m2" or msg.id == "m5" then return mw.reject "bad number" end
+        trace("done", msg)
+      end]] }
+    h:wait(function() return #h:dead() == 2 end, 15, "two dead letters")
+    h:wait_settled "in"
+    code, text = moonwire("status", worker.dir, "--json")
+    assert.equal(0, code)
+    assert.matches('"lag":0', text)
+    assert.matches('"partitions":[{"behind":0,"lag":0,"name":"', text, 1, true)
+    code, text = moonwire("dlq", "ls", "in.dead")
+    assert.equal(0, code)
+    assert.matches("m2", text)
+    assert.matches("m5", text)
+    h:stop()
+    assert.equal(0, (moonwire("dlq", "replay", "in.dead", "m2")))
+    code, text = moonwire("dlq", "ls", "in.dead")
+    assert.equal(0, code)
+    assert.is_nil(text:find "m2")
+    assert.matches("m5", text)
+    assert.equal(7, #h.broker:messages "in")
+    assert.equal(0, (moonwire("dlq", "purge", "in.dead", "--yes")))
+    assert.equal(0, #h:dead())
+  end)
+
+  it("plans and applies topics", function()
+    local h = new { name = "topology" }
+    local dir = h.dir .. "/project"
+    process.run { "mkdir", "-p", dir }
+    local function write(topics)
+      local file = assert(io.open(dir .. "/moonwire.lua", "w"))
+      file:write(([[
+local mw = require "moonwire"
+local broker = mw.connect(mw.env "BROKER_URL")
+broker:topology { topics = { %s } }
+mw.pipeline "p" { from = broker:channel "in", handler = function() end }
+]]):format(topics))
+      file:close()
+    end
+    local function moonwire(...)
+      local ran = process.run { { binary, "topology", ... }, env = { BROKER_URL = h.url }, timeout = 30 * h.late }
+      return ran.code, ran.stdout .. ran.stderr
+    end
+    write "new = { partitions = 2, retention = 3600 }"
+    local code, text = moonwire("plan", dir)
+    assert.equal(1, code)
+    assert.matches("new%s+missing", text)
+    assert.is_nil(client.topics(h.server.bootstrap)[h.prefix .. "new"])
+    code, text = moonwire("apply", dir)
+    assert.equal(0, code)
+    assert.matches("new%s+created", text)
+    h:wait(function() return client.topics(h.server.bootstrap)[h.prefix .. "new"] == 2 end, 10, "the topic")
+    assert.equal(0, (moonwire("plan", dir)))
+    write "new = { partitions = 4, retention = 60 }"
+    code, text = moonwire("plan", dir, "--json")
+    assert.equal(1, code)
+    assert.matches('"field":"partitions","found":"2","wanted":"4"', text, 1, true)
+    code, text = moonwire("apply", dir)
+    assert.equal(1, code)
+    assert.matches("--force", text, 1, true)
+    assert.equal(0, (moonwire("apply", dir, "--force")))
+    h:wait(function() return client.topics(h.server.bootstrap)[h.prefix .. "new"] == 4 end, 10, "more partitions")
+    assert.equal(0, (moonwire("plan", dir)))
+    write "new = { partitions = 1 }"
+    code, text = moonwire("apply", dir)
+    assert.equal(1, code)
+    assert.matches("cannot make them fewer", text)
+    write "new = { partitons = 1 }"
+    code, text = moonwire("plan", dir)
+    assert.equal(78, code)
+    local expected = 'moonwire.lua:3: topology: unknown field "topics.new.partitons"; did you mean "partitions"?'
+    assert.matches(expected, text, 1, true)
+  end)
+
+  it("gives a static member its partitions back at once when it was killed", function()
+    local h = new { name = "static", session = 40000, options = "&group.instance.id=one" }
+    h:start { handler = DONE }
+    h:publish { { "x", id = "m1" } }
+    h:wait_for("done", 1, 20)
+    h:wait_settled "in"
+    h:kill()
+    h:start()
+    h:publish { { "x", id = "m2" } }
+    h:wait_for("done", 2, 20) -- a new member would have to wait until the session of the dead one is over
+    h:stop()
+  end)
+
+  -- A broker with a second door: TLS, and SASL with PLAIN or SCRAM.
+  local function secure_server()
+    local dir, port = process.tmpdir(), process.free_port()
+    local function run(...)
+      local ran = process.run { { ... }, cwd = dir, timeout = 60 }
+      assert(ran.code == 0, ran.stdout .. ran.stderr)
+    end
+    run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", "key.pem", "-out",
+      "ca.pem", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
+    run("openssl", "pkcs12", "-export", "-inkey", "key.pem", "-in", "ca.pem", "-out", "store.p12", "-passout",
+      "pass:password")
+    local plain = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_me="let me in";'
+    local scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    local server = assert(kafka.new {
+      secure = { port = port },
+      scram = { "SCRAM-SHA-256=[name=me,password=let me in]", "SCRAM-SHA-512=[name=me,password=let me in]" },
+      properties = table.concat({
+        "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512", "ssl.keystore.location=" .. dir .. "/store.p12",
+        "ssl.keystore.password=password", "ssl.key.password=password", "ssl.keystore.type=PKCS12",
+        "listener.name.sasl_ssl.plain.sasl.jaas.config=" .. plain,
+        "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config=" .. scram,
+        "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=" .. scram,
+      }, "\n"),
+    })
+    return server, port, dir .. "/ca.pem"
+  end
+
+  it("speaks TLS and SASL: PLAIN and SCRAM, and says when the password is wrong", function()
+    local server, port, ca = secure_server()
+    finally(function() server:stop() end)
+    client.create(server.bootstrap, { ["safe.in"] = { partitions = 1 } })
+    local safe = "kafka://me:let%%20me%%20in@127.0.0.1:%d/safe.?security.protocol=sasl_ssl"
+    for _, mechanism in ipairs { "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512" } do
+      local b = broker.open(safe:format(port) .. "&ssl.ca.location=" .. ca .. "&sasl.mechanisms=" .. mechanism)
+      b:publish("in", { { "hello", id = mechanism } })
+      local found = b:messages "in"
+      assert.equal(mechanism, found[#found].id)
+    end
+    local wrong = ("kafka://me:wrong@127.0.0.1:%d/safe.?security.protocol=sasl_ssl&ssl.ca.location=%s"):format(port, ca)
+    local ran = process.run { { binary, "publish", "in", "x", "--broker", wrong .. "&message.timeout.ms=3000" },
+                              timeout = 60 }
+    assert.is_true(ran.code ~= 0)
+    assert.matches("[Aa]uthentication", ran.stderr)
+    local untrusted = safe:format(port) .. "&message.timeout.ms=3000"
+    ran = process.run { { binary, "publish", "in", "x", "--broker", untrusted }, timeout = 60 }
+    assert.is_true(ran.code ~= 0)
+    assert.matches("certificate verify failed", ran.stderr)
+    assert.is_nil(ran.stderr:find "let me in")
+  end)
+end)
