@@ -251,7 +251,7 @@ static void woken(mw_wake *w) {
 static void poll_anyway(mw_timer *t) {
     kafka_producer *p = mw_container_of(t, kafka_producer, poll);
     mw_defer(p->conn->loop, &p->serving, serve_all);
-    mw_timer_start(p->conn->loop, &p->poll, POLL_MS, poll_anyway);
+    mw_timer_start_real(p->conn->loop, &p->poll, POLL_MS, poll_anyway);
 }
 
 /* ---- from the core ---- */
@@ -263,7 +263,7 @@ static kafka_producer *producer_of(kafka_conn *c) {
     p->conn = c;
     if (mw_wake_start(c->loop, &p->wake, woken)) abort();
     p->errands = kafka_errands_new(c->loop);
-    mw_timer_start(c->loop, &p->poll, POLL_MS, poll_anyway);
+    mw_timer_start_real(c->loop, &p->poll, POLL_MS, poll_anyway);
     return c->producer = p;
 }
 
