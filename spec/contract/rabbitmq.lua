@@ -26,13 +26,13 @@ local function entry(name, url, more)
       return server:unsettled(h.vhost, channel) == 0
     end,
     -- Messages that wait for their time stand in queues beside it. Those that a worker has cannot be looked at: for
-    -- each of them there is an empty table.
+    -- each of them there is one without a name.
     messages = function(h, channel)
       local list = h.broker:messages(channel)
       for _, tier in ipairs(rabbitmq.get():tiers(h.vhost, channel)) do
         for _, m in ipairs(h.broker:messages(tier)) do list[#list + 1] = m end
       end
-      for _ = #list + 1, rabbitmq.get():unsettled(h.vhost, channel) do list[#list + 1] = {} end
+      for _ = #list + 1, rabbitmq.get():unsettled(h.vhost, channel) do list[#list + 1] = { id = "?" } end
       return list
     end,
     close = function(h) rabbitmq.get():drop_vhost(h.vhost) end,

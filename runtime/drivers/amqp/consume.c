@@ -303,6 +303,7 @@ static void cancelled(rmq_sub *s) {
     later(s, 0);
 }
 
+static void ask_depth(rmq_sub *s);
 static void asked_depth(rmq_sub *s, rmq_reader *r);
 
 static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
@@ -315,6 +316,7 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     } else if (method == RMQ_CONSUME_OK) {
         s->step = RMQ_RUNNING;
         s->standby = false;
+        ask_depth(s); /* for the first one who wants to know */
     } else if (method == RMQ_CANCEL && s->step == RMQ_RUNNING) {
         cancelled(s);
     }
@@ -469,16 +471,18 @@ static void asked_depth(rmq_sub *s, rmq_reader *r) {
     s->fresh = s->asked_at == s->activity;
 }
 
+static void ask_depth(rmq_sub *s) {
+    s->asking = true;
+    s->asked_ms = mw_loop_real_ms(s->conn->loop);
+    s->asked_at = s->activity;
+    rmq_put_declare(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, true);
+    rmq_line_send(s->line);
+}
+
 bool rmq_depth(mw_sub *sub, mw_depth *out) {
     rmq_sub *s = (rmq_sub *)sub;
     uint64_t now = mw_loop_real_ms(s->conn->loop);
-    if (s->step == RMQ_RUNNING && !s->asking && now - s->asked_ms >= DEPTH_EVERY_MS) {
-        s->asking = true;
-        s->asked_ms = now;
-        s->asked_at = s->activity;
-        rmq_put_declare(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, true);
-        rmq_line_send(s->line);
-    }
+    if (s->step == RMQ_RUNNING && !s->asking && now - s->asked_ms >= DEPTH_EVERY_MS) ask_depth(s);
     if (s->delayed && now > s->delayed_until) s->delayed = 0; /* another worker has it */
     /* With nothing in hand a number from before the last settlement could hide a retry that is on its way. */
     *out = (mw_depth){.ready = s->ready_seen,
