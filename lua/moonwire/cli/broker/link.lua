@@ -112,7 +112,7 @@ local WORDS = {
   priority = "knows no priorities",
   browse = "does not let anybody look into a channel",
   remove = "does not let anybody remove single messages",
-  groups = "does not let anybody see or remove its groups",
+  groups = "has tools of its own for groups; Moonwire neither lists nor removes them there",
 }
 
 --- Ends the command when the broker cannot do it.
