@@ -8,7 +8,7 @@ ffi.cdef [[bool kafka_marks_says_done(uint64_t mark, const char *text, size_t le
 
 local M = { name = "kafka", outside = true, notes = 0.3 }
 
-local CHANNELS = { "in", "in.dead", "out", "buried" }
+local CHANNELS = { "in", "in.dead", "out", "copy", "buried" }
 -- These speak of the order of a whole channel, or of keys that Kafka does not see; others have several partitions.
 local ONE_PARTITION = { ["order-source"] = true, ["waits-for-consumer"] = true, ["order-own-key"] = true }
 local PARTITIONS = 4
@@ -64,18 +64,29 @@ local function groups_of(h)
   return list
 end
 
--- Everything was settled by every group that there is; without one, nothing may be there.
-function M.is_empty(h, channel)
-  local topic, count = h.prefix .. channel, partitions_of(h, channel)
-  local groups = groups_of(h)
-  for partition = 0, count - 1 do
-    local low, high = client.ends(h.server.bootstrap, topic, partition)
-    if #groups == 0 and high > low then return false end
-  end
-  for _, group in ipairs(groups) do
+-- What the groups that consume this topic have committed in it.
+local function commits_of(h, topic, count)
+  local list = {}
+  for _, group in ipairs(groups_of(h)) do
     local committed = client.committed(h.server.bootstrap, group, topic, count)
     for partition = 0, count - 1 do
-      local _, high = client.ends(h.server.bootstrap, topic, partition)
+      if committed[partition].offset then
+        list[#list + 1] = committed
+        break
+      end
+    end
+  end
+  return list
+end
+
+-- Everything was settled by every group that consumes it; without one, nothing may be there.
+function M.is_empty(h, channel)
+  local topic, count = h.prefix .. channel, partitions_of(h, channel)
+  local commits = commits_of(h, topic, count)
+  for partition = 0, count - 1 do
+    local low, high = client.ends(h.server.bootstrap, topic, partition)
+    if #commits == 0 and high > low then return false end
+    for _, committed in ipairs(commits) do
       if high > 0 and (committed[partition].offset or 0) < high then return false end
     end
   end
@@ -92,7 +103,11 @@ function M.ready(h)
   return true
 end
 
-local OFFSETS = 2 ^ 40 -- as in drivers/kafka/browse.c
+-- A position is the partition and the offset behind the message; see drivers/kafka/browse.c.
+local function place_of(position)
+  local partition, behind = tostring(position):match "^(%d+)%-(%d+)$"
+  return tonumber(partition or 0), tonumber(behind or position) - 1
+end
 
 -- Of a channel that a group consumes, what that group has not settled; else all of it.
 function M.messages(h, channel)
@@ -102,7 +117,8 @@ function M.messages(h, channel)
   local committed = client.committed(h.server.bootstrap, groups[1], h.prefix .. channel, h.partitions)
   local left = {}
   for _, m in ipairs(list) do
-    local offset, c = m.position % OFFSETS - 1, committed[math.floor(m.position / OFFSETS)]
+    local partition, offset = place_of(m.position)
+    local c = committed[partition]
     if not ffi.C.kafka_marks_says_done(c.offset or 0, c.metadata, #c.metadata, offset) then left[#left + 1] = m end
   end
   return left
