@@ -36,7 +36,7 @@ local function entry(name, url, more)
       return list
     end,
     close = function(h) rabbitmq.get():drop_vhost(h.vhost) end,
-    notes = 0.1,
+    notes = 0.3,
     lacks = LACKS,
   }
   for field, value in pairs(more or {}) do fields[field] = value end

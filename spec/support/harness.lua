@@ -186,7 +186,7 @@ function Harness:wait_settled(channel, seconds)
 end
 
 -- Until the broker knows what handlers have begun, so that a crash counts.
-function Harness:noted() if self.driver.notes then self:stay(self.driver.notes * M.late) end end
+function Harness:noted() if self.driver.notes then self:stay(self.driver.notes) end end
 
 -- Until the worker gets whatever is published from now on.
 function Harness:ready()
