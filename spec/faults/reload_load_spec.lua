@@ -63,6 +63,13 @@ local function quantile(list, q)
   return list[math.max(1, math.ceil(#list * q))]
 end
 
+-- The least of a part of the list: messages that wait while the machine is busy take memory too, but they go again.
+local function least_of(list, from, to)
+  local least = math.huge
+  for i = math.ceil(#list * from) + 1, math.floor(#list * to) do least = math.min(least, list[i]) end
+  return least
+end
+
 for _, scheme in ipairs { "memory", "memory-offset", "embedded" } do
   describe("reload under load, " .. scheme, function()
     local dir, app, url, link
@@ -180,15 +187,12 @@ for _, scheme in ipairs { "memory", "memory-offset", "embedded" } do
       end
       assert.is_nil(shared.get "reload.disorder")
       for _, name in ipairs(GOOD) do assert.is_true(shared.get("reload.by." .. name) > count / 100) end
-      local least, most = math.huge, 0
-      for i = math.ceil(#memory * WARM_UP) + 1, #memory do
-        least, most = math.min(least, memory[i]), math.max(most, memory[i])
-      end
+      local before, after = least_of(memory, WARM_UP, (1 + WARM_UP) / 2), least_of(memory, (1 + WARM_UP) / 2, 1)
       local quiet, busy, cost = quantile(times[false], 0.99), quantile(times[true], 0.99), quantile(costs, 0.99)
       io.write(("reload under load, %s: %d messages, %d reloads (%d refused) in %.1f s; p99 %.2f ms without, %.2f ms "
         .. "with reloads; a reload costs %.1f ms; memory %.1f to %.1f MB\n"):format(scheme, count, reloads, refused,
-        now() - began, quiet * 1000, busy * 1000, cost * 1000, least / 2 ^ 20, most / 2 ^ 20))
-      return { later = busy - quiet, noise = quiet, cost = cost, grown = most - least }
+        now() - began, quiet * 1000, busy * 1000, cost * 1000, before / 2 ^ 20, after / 2 ^ 20))
+      return { later = busy - quiet, noise = quiet, cost = cost, grown = after - before }
     end
 
     it("loses nothing, handles nothing twice, holds no memory and hardly any message", function()

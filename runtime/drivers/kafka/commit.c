@@ -199,18 +199,18 @@ static void all_taken(kafka_sub *s) {
     }
 }
 
-/* Of partitions that went away while a transaction was under way. */
-static void refuse_orphans(kafka_sub *s) {
-    kafka_wait *w = (kafka_wait *)(void *)s->gathering.data;
+/* Of partitions that went away while a transaction was under way: kafka_commit_forget left them to us. */
+static void refuse_orphans(kafka_sub *s, mw_buf *list) {
+    kafka_wait *w = (kafka_wait *)(void *)list->data;
     size_t kept = 0;
-    for (size_t i = 0; i < s->gathering.len / sizeof *w; i++) {
+    for (size_t i = 0; i < list->len / sizeof *w; i++) {
         kafka_part *p = kafka_part_of(s, (uint64_t)w[i].epoch << KAFKA_EPOCH_SHIFT, w[i].unit);
         if (!p || p->state == KAFKA_PART_LOST)
             answer_later(s, &s->refused, w[i].cookie);
         else
             w[kept++] = w[i];
     }
-    s->gathering.len = kept * sizeof *w;
+    list->len = kept * sizeof *w;
 }
 
 /* What was to be answered waits for the next one; every partition says again what it has to say. */
@@ -221,7 +221,7 @@ static void not_taken(kafka_sub *s, rd_kafka_resp_err_t err) {
     s->gathering = s->committing;
     s->committing = swap;
     for (uint32_t i = 0; i < s->part_count; i++) s->parts[i]->dirty = true;
-    if (s->txn) refuse_orphans(s);
+    if (s->txn) refuse_orphans(s, &s->gathering);
     if (err == RD_KAFKA_RESP_ERR_OFFSET_METADATA_TOO_LARGE) s->metadata_max /= 2;
     int64_t wait = (int64_t)AGAIN_MS << (s->commit_failures < 5 ? s->commit_failures : 5);
     s->commit_failures++;
@@ -252,12 +252,14 @@ void kafka_committed(kafka_sub *s, rd_kafka_event_t *ev) { kafka_commit_ended(s,
 
 void kafka_commit_ended(kafka_sub *s, rd_kafka_resp_err_t err) {
     s->commit_under_way = false;
-    if (!err)
+    if (!err) {
         all_taken(s);
-    else if (is_fence(err))
+    } else if (is_fence(err)) {
         kafka_lost(s, rd_kafka_err2str(err));
-    else
+        refuse_orphans(s, &s->committing);
+    } else {
         not_taken(s, err);
+    }
     if (s->state == KAFKA_COMMITS_LAST && (kafka_commit_idle(s) || is_fence(err))) {
         kafka_sub_committed_last(s);
     } else if (!err && !kafka_commit_idle(s)) {
