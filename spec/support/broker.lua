@@ -64,14 +64,15 @@ function Broker:publish(channel, list)
     task(function()
       local made = assert(publish.message(m[1], { id = m.id, key = m.key, headers = m.headers, priority = m.priority,
                                                   type = m.type }))
+      local ok, err, retryable
       for try = 1, TRIES do -- a real broker may refuse one now and then
         C.mw_message_ref(made)
-        local ok, err, retryable = publish.now(self.link, channel, made, m.delay)
-        if ok then break end
-        if not retryable or try == TRIES then error(err, 0) end
+        ok, err, retryable = publish.now(self.link, channel, made, m.delay)
+        if ok or not retryable or try == TRIES then break end
         async.sleep(0.1 * try)
       end
       C.mw_message_unref(made)
+      if not ok then error(err, 0) end
     end, ended)
     if left >= AT_ONCE or i == #list then
       M.turn_until(function() return left == 0 end, 60, "the confirms of " .. #list .. " messages")
