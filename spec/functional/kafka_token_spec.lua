@@ -1,5 +1,5 @@
--- SASL OAUTHBEARER with tokens from the project: refused where it cannot work, renewed before they end, asked of the new
--- function after a reload, and clear about what went wrong. The broker takes unsecured JWTs and cuts a connection when
+-- SASL OAUTHBEARER with tokens from the project: refused where it cannot work, renewed before they end, asked of the
+-- new function after a reload, and clear about what went wrong. The broker takes unsecured JWTs and cuts a connection when
 -- the token that it began with has ended.
 local C = require "moonwire.internal.cdef"
 local broker = require "spec.support.broker"
@@ -76,7 +76,8 @@ local function start_server()
       of .. "sasl.jaas.config=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
         .. 'unsecuredLoginStringClaim_sub="broker";',
       of .. "sasl.server.callback.handler.class="
-        .. "org.apache.kafka.common.security.oauthbearer.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler",
+        .. "org.apache.kafka.common.security.oauthbearer.internals.unsecured."
+        .. "OAuthBearerUnsecuredValidatorCallbackHandler",
       of .. ("connections.max.reauth.ms=%d"):format(LIFE * 1000),
     }, "\n"),
   })
@@ -111,8 +112,9 @@ local function calls(path, word)
 end
 
 local function check(options)
-  local self = supervised.scene { handler = P, files = { ["moonwire.lua"] = MAIN:format("kafka://127.0.0.1:1/", options),
-    ["handlers/once.lua"] = ONCE } }
+  local self = supervised.scene { handler = P, files = {
+    ["moonwire.lua"] = MAIN:format("kafka://127.0.0.1:1/", options), ["handlers/once.lua"] = ONCE,
+  } }
   local ran = self:ask("check")
   assert.equal(78, ran.code)
   return ran.stdout .. ran.stderr
@@ -200,7 +202,8 @@ describe("an OAUTHBEARER token", function()
   end)
 
   it("can be librdkafka's own", function()
-    local b = broker.open(("kafka://127.0.0.1:%d/renew.?security.protocol=sasl_plaintext&sasl.mechanisms=OAUTHBEARER"
+    client.create(server.bootstrap, { ["own.out"] = { partitions = 1 } })
+    local b = broker.open(("kafka://127.0.0.1:%d/own.?security.protocol=sasl_plaintext&sasl.mechanisms=OAUTHBEARER"
       .. "&enable.sasl.oauthbearer.unsecure.jwt=true&sasl.oauthbearer.config=principal%%3Dme"):format(port))
     b:publish("out", { { "hello", id = "by-itself" } })
     local found = b:messages "out"

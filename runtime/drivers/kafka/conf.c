@@ -40,7 +40,8 @@ static const char *const ours[][2] = {
     {"plugin.library.paths", "it is not supported"},
 };
 
-static const char *const options[] = {"revoke.drain.ms", "dead.headers", "token", NULL}; /* of the driver itself */
+static const char *const options[] = {"revoke.drain.ms", "dead.headers", "token",
+                                      NULL}; /* of the driver itself */
 
 static int unknown(const char *name, mw_error *e) {
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
@@ -132,8 +133,8 @@ int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
     c->spring = headers != NULL;
     for (int i = 0; i < url->option_count; i++) {
         const char *name = url->options[i].name;
-        if (strcmp(name, options[0]) != 0 && strcmp(name, options[1]) != 0 &&
-            strcmp(name, options[2]) != 0 &&            set_given(c, name, url->options[i].value, e))
+        if (strcmp(name, options[0]) != 0 && strcmp(name, options[1]) != 0 && strcmp(name, options[2]) != 0 &&
+            set_given(c, name, url->options[i].value, e))
             return -1;
     }
     mw_error why; /* some contradictions are only seen when a handle is made */

@@ -81,7 +81,9 @@ static size_t kafka_peers(mw_conn *conn, mw_peer *out, size_t max) {
     const kafka_conn *c = (const kafka_conn *)conn;
     if (!max) return 0;
     *out = (mw_peer){.name = "brokers",
-                     .state = c->down ? "waiting" : c->was_up ? "up" : "connecting",
+                     .state = c->down     ? "waiting"
+                              : c->was_up ? "up"
+                                          : "connecting",
                      .since_ms = c->since_ms,
                      .connects = c->connects};
     snprintf(out->address, sizeof out->address, "%s", c->hosts);

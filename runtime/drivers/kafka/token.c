@@ -1,7 +1,8 @@
-/* token.c - SASL OAUTHBEARER. The token comes from a function of the project (lua/moonwire/internal/token.lua),
- * which also sees to it that a new one comes before the old one ends. All handles of a connection share it:
- * those that are there when it comes, and each that is made later. A handle without a token does not connect,
- * it waits. Handles are made and ended on several threads, so the list has a lock. */
+/* token.c - SASL OAUTHBEARER. The token comes from a function of the project
+ * (lua/moonwire/internal/token.lua), which also sees to it that a new one comes before the old one ends. All
+ * handles of a connection share it: those that are there when it comes, and each that is made later. A handle
+ * without a token does not connect, it waits. Handles are made and ended on several threads, so the list has
+ * a lock. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,7 +109,7 @@ static int hand_over(const kafka_tokens *t, rd_kafka_t *rk, mw_error *e) {
 
 void kafka_token_made(kafka_conn *c, rd_kafka_t *rk) {
     kafka_tokens *t = c->tokens;
-    mw_error e; /* such as a token that ended a moment ago: the next one is on its way */
+    mw_error e;          /* such as a token that ended a moment ago: the next one is on its way */
     if (c->background) { /* not every handle is polled */
         rd_kafka_error_t *error = rd_kafka_sasl_background_callbacks_enable(rk);
         if (error) rd_kafka_error_destroy(error);

@@ -146,7 +146,8 @@ local function real(options)
   return self
 end
 
---- A broker of one's own: { properties = text, secure = { port = }, sasl = { port = }, scram = { … }, java = { … } }; nil, why not.
+--- A broker of one's own:
+--- { properties = text, secure = { port = }, sasl = { port = }, scram = { … }, java = { … } }; nil, why not.
 function M.new(options) return real(options or {}) end
 
 -- The one that all specs of this process share; it outlives busted's reloading of modules.
