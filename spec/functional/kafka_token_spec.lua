@@ -1,6 +1,6 @@
 -- SASL OAUTHBEARER with tokens from the project: refused where it cannot work, renewed before they end, asked of the
--- new function after a reload, and clear about what went wrong. The broker takes unsecured JWTs and cuts a connection when
--- the token that it began with has ended.
+-- new function after a reload, and clear about what went wrong. The broker takes unsecured JWTs, and cuts a connection
+-- when the token that it began with has ended.
 local C = require "moonwire.internal.cdef"
 local broker = require "spec.support.broker"
 local client = require "spec.support.servers.kafka_client"
