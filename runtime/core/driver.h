@@ -184,6 +184,14 @@ typedef struct mw_place { /* a part of a channel that this consumer has, such as
     int64_t behind_ms;  /* how old what is delivered now is, while there is more; -1: not known */
 } mw_place;
 
+typedef struct mw_token { /* to authenticate with; SASL OAUTHBEARER */
+    const char *token, *principal;
+    const char *const *extensions; /* name, value, … */
+    size_t extension_count;        /* names and values */
+    int64_t expires_ms;            /* wall time */
+    const char *failure;           /* there is none now, because of this; else NULL */
+} mw_token;
+
 /* ---- from the driver to the core ---- */
 
 typedef struct mw_incoming {
@@ -298,6 +306,10 @@ typedef struct mw_driver {
     /* Publishes a message with the headers reply-to ("amq.rabbitmq.reply-to") and correlation-id, and answers
      * with the one that comes back under that id. Without it requests go through a channel of their own. */
     void (*request)(mw_conn *c, const mw_publication *p, int64_t timeout_ms);
+    /* For addresses with token=function: what the project's function gave (copied), for connections that are
+     * made from now on; and whether the broker has refused it. */
+    int (*take_token)(mw_conn *c, const mw_token *t, mw_error *e);
+    bool (*token_refused)(mw_conn *c);
 } mw_driver;
 
 extern const mw_driver *const mw_drivers[]; /* NULL-terminated: drivers.c */

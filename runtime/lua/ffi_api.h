@@ -103,6 +103,11 @@ const char *mw_link_url(const struct mw_link *l);
 const char *mw_vm_link_driver(struct mw_link *l);
 int mw_vm_declare(struct mw_link *l, const char *channel, int64_t retain_age_ms, double retain_count,
                   const mw_setting *settings, size_t setting_count, mw_failure *e);
+/* Tokens of links whose driver takes them; NULL as token: there is none, `failure` says why. */
+int mw_vm_token(struct mw_link *l, const char *token, const char *principal, double expires_ms,
+                const char *const *extensions, size_t extension_count, const char *failure, mw_failure *e);
+bool mw_vm_token_refused(struct mw_link *l);
+bool mw_vm_current(const struct mw_vm *vm);      /* it is the generation that messages go to */
 const char *mw_vm_driver_of(const char *scheme); /* its name; NULL: there is none */
 int mw_vm_pipeline_check(const mw_pipeline_spec *spec, mw_failure *e);
 struct mw_pipeline *mw_vm_pipeline(struct mw_vm *vm, const mw_pipeline_spec *spec, mw_failure *e);

@@ -134,6 +134,26 @@ int mw_vm_link_open(mw_link *l, mw_failure *e) { return mw_link_open(l, (mw_erro
 unsigned mw_vm_link_can(mw_link *l) { return mw_link_driver(l)->can; }
 const char *mw_vm_link_driver(mw_link *l) { return mw_link_driver(l)->name; }
 
+int mw_vm_token(mw_link *l, const char *token, const char *principal, double expires_ms,
+                const char *const *extensions, size_t extension_count, const char *failure, mw_failure *e) {
+    mw_token t = {.token = token,
+                  .principal = principal,
+                  .expires_ms = (int64_t)expires_ms,
+                  .extensions = extensions,
+                  .extension_count = extension_count,
+                  .failure = failure};
+    if (!mw_link_driver(l)->take_token || !mw_link_conn(l))
+        return mw_fail((mw_error *)e, MW_EUSAGE, false, "this connection takes no token");
+    return mw_link_driver(l)->take_token(mw_link_conn(l), &t, (mw_error *)e);
+}
+
+bool mw_vm_token_refused(mw_link *l) {
+    const mw_driver *driver = mw_link_driver(l);
+    return driver->token_refused && mw_link_conn(l) && driver->token_refused(mw_link_conn(l));
+}
+
+bool mw_vm_current(const mw_vm *vm) { return mw_site_current(vm->site) == vm; }
+
 const char *mw_vm_driver_of(const char *scheme) {
     const mw_driver *d = mw_driver_find(scheme);
     return d ? d->name : NULL;

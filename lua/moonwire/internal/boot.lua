@@ -9,6 +9,7 @@ local json = require "moonwire.json"
 local message = require "moonwire.internal.message"
 local project = require "moonwire.internal.config.project"
 local runtime = require "moonwire.internal.runtime"
+local token = require "moonwire.internal.token"
 local verdict = require "moonwire.internal.verdict"
 local wait = require "moonwire.internal.wait"
 local worker = require "moonwire.internal.worker"
@@ -174,6 +175,7 @@ return function(options)
     ok, err = build(p, options.rewrite)
     if not ok then return nil, ("%s:%d: %s: %s"):format(p.where.file, p.where.line, p.where.what, err) end
   end
+  if not options.rewrite then token.serve(read.connections) end
   if options.sources then read.settings.sources = files.pack(read.sandbox.files) end
   return true, read.settings
 end

@@ -13,6 +13,8 @@ local done = ffi.new "mw_completion"
 local BUDGET = 512 -- messages per pipeline and turn, so that timers and sockets get their turn too
 
 M.pipelines = {} -- of worker.lua's objects
+M.services = {} -- functions that start a task each, for as long as this generation is the current one
+local serving
 
 --- Runs a task until it waits or ends.
 ---@return "waits"|"idle"|"spent"|"ended" state, any error
@@ -91,9 +93,20 @@ local function dispatch(p)
   if C.mw_pipeline_more(p.handle) then C.mw_vm_wake(vm) end
 end
 
+local function serve(retired)
+  if retired then
+    for _, task in ipairs(serving or {}) do wait.cancel(task) end
+    serving, M.services = {}, {}
+  elseif not serving and C.mw_vm_current(vm) then
+    serving = {}
+    for i, start in ipairs(M.services) do serving[i] = start() end
+  end
+end
+
 local function tick()
   complete()
   local retired = C.mw_vm_retired(vm)
+  if #M.services > 0 then serve(retired) end
   for i = 1, #M.pipelines do
     if retired then M.pipelines[i].expire() else dispatch(M.pipelines[i]) end
   end

@@ -152,9 +152,16 @@ function Connection:topology(given) end
 ---@field batch? moonwire.Batch needs handle_batch
 ---@field lease? moonwire.Seconds how long a silent consumer keeps what it has; default 30
 
+---@class moonwire.Token
+---@field token string
+---@field expires number seconds since 1970
+---@field principal? string
+---@field extensions? table<string, string> names of letters only
+
 --- A broker, by its URL: `embedded:FOLDER`, `kafka://HOST:PORT` or `memory:NAME`. Only in moonwire.lua.
 ---@param url string
----@param options? table<string, string|number|boolean> the same as options in the URL
+---@param options? table<string, string|number|boolean|fun(): moonwire.Token> the same as options in the URL;
+---  `token`, for Kafka with OAUTHBEARER, is a function
 ---@return moonwire.Connection
 function mw.connect(url, options) end
 

@@ -40,13 +40,14 @@ static const char *const ours[][2] = {
     {"plugin.library.paths", "it is not supported"},
 };
 
-static const char *const options[] = {"revoke.drain.ms", "dead.headers", NULL}; /* of the driver itself */
+static const char *const options[] = {"revoke.drain.ms", "dead.headers", "token",
+                                      NULL}; /* of the driver itself */
 
 static int unknown(const char *name, mw_error *e) {
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
     size_t count;
     const char **dump = rd_kafka_conf_dump(conf, &count);
-    const char **names = calloc(count / 2 + 3, sizeof *names);
+    const char **names = calloc(count / 2 + 4, sizeof *names);
     if (!names) abort();
     for (size_t i = 0; i < count / 2; i++) names[i] = dump[2 * i];
     for (size_t i = 0; options[i]; i++) names[count / 2 + i] = options[i];
@@ -116,7 +117,9 @@ int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
     if (!*url->hosts)
         return mw_fail(e, MW_EUSAGE, false,
                        "no host: write kafka://host:port or kafka://host:port,host:port");
-    if (check_prefix(url->path, e)) return -1;
+    if (check_prefix(url->path, e) || kafka_token_check(url, e)) return -1;
+    kafka_token_read(c, url);
+    c->hosts = strdup(url->hosts);
     c->prefix = strdup(url->path);
     if (set(c, "bootstrap.servers", url->hosts, e)) return -1;
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
@@ -130,13 +133,14 @@ int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
     c->spring = headers != NULL;
     for (int i = 0; i < url->option_count; i++) {
         const char *name = url->options[i].name;
-        if (strcmp(name, options[0]) != 0 && strcmp(name, options[1]) != 0 &&
+        if (strcmp(name, options[0]) != 0 && strcmp(name, options[1]) != 0 && strcmp(name, options[2]) != 0 &&
             set_given(c, name, url->options[i].value, e))
             return -1;
     }
     mw_error why; /* some contradictions are only seen when a handle is made */
     rd_kafka_t *trial = kafka_conf_handle(c, RD_KAFKA_PRODUCER, NULL, &why);
     if (!trial) return mw_fail(e, MW_EUSAGE, false, "%s", why.text);
+    kafka_token_ends(c, trial);
     rd_kafka_destroy(trial);
     return 0;
 }
@@ -155,9 +159,11 @@ rd_kafka_t *kafka_conf_handle(kafka_conn *c, rd_kafka_type_t type, const char *c
         mw_fail(e, MW_EUSAGE, false, "property %s: %s", pairs[0], text);
         return NULL;
     }
+    kafka_token_prepare(c, conf);
     rd_kafka_t *rk = rd_kafka_new(type, conf, text, sizeof text);
     if (rk) {
         rd_kafka_set_log_queue(rk, NULL);
+        kafka_token_made(c, rk);
         return rk;
     }
     rd_kafka_conf_destroy(conf);

@@ -30,6 +30,10 @@ static void failed(kafka_sub *s, rd_kafka_event_t *ev) {
     const char *text = rd_kafka_event_error_string(ev);
     switch (code) {
     case RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN: kafka_down(s->conn, text); break;
+    case RD_KAFKA_RESP_ERR__AUTHENTICATION:
+        log_error(s, code, text);
+        kafka_refused(s->conn, text);
+        break;
     case RD_KAFKA_RESP_ERR__FATAL: /* such as another process with the same group.instance.id */
         mw_log_begin(MW_ERROR,
                      "kafka: this consumer has failed for good; restart the process when the cause is gone");
@@ -275,6 +279,7 @@ static bool fails_to_end(const kafka_sub *s) {
 
 /* It blocks: that is an errand. */
 static void end_handle(kafka_sub *s) {
+    kafka_token_ends(s->conn, s->rk);
     if (fails_to_end(s)) return;
     farewell *f = calloc(1, sizeof *f);
     if (!f) abort();

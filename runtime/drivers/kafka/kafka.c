@@ -2,6 +2,7 @@
  * with the first publish, a consumer with each subscription. */
 #include "drivers/kafka/kafka.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,8 @@ static void free_conn(kafka_conn *c) {
     mw_buf_free(&c->given);
     if (c->conf) rd_kafka_conf_destroy(c->conf);
     free(c->prefix);
+    free(c->hosts);
+    kafka_token_free(c->tokens);
     free(c);
 }
 
@@ -23,6 +26,7 @@ static mw_conn *kafka_open(mw_loop *loop, const mw_url *url, mw_link *link, cons
     c->loop = loop;
     c->link = link;
     c->host = host;
+    c->since_ms = mw_loop_wall_ms(loop);
     if (kafka_conf_read(c, url, e) == 0) return (mw_conn *)c;
     free_conn(c);
     return NULL;
@@ -52,17 +56,39 @@ void kafka_log(kafka_conn *c, rd_kafka_event_t *ev) {
 }
 
 void kafka_down(kafka_conn *c, const char *why) {
+    if (strcmp(why, rd_kafka_err2str(RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN)) != 0 || !*c->error)
+        snprintf(c->error, sizeof c->error, "%s", why);
     if (c->down) return;
     c->down = true;
+    c->since_ms = mw_loop_wall_ms(c->loop);
     mw_error e;
     mw_fail(&e, MW_ECLOSED, true, "%s", why);
     c->host->state(c->link, false, &e);
 }
 
 void kafka_up(kafka_conn *c) {
-    if (!c->down) return;
+    if (!c->down && c->was_up) return;
+    bool was_down = c->down;
     c->down = false;
-    c->host->state(c->link, true, NULL);
+    c->was_up = true;
+    c->connects++;
+    c->since_ms = mw_loop_wall_ms(c->loop);
+    if (was_down) c->host->state(c->link, true, NULL);
+}
+
+/* librdkafka's connections are its own; this is how they stand together. */
+static size_t kafka_peers(mw_conn *conn, mw_peer *out, size_t max) {
+    const kafka_conn *c = (const kafka_conn *)conn;
+    if (!max) return 0;
+    *out = (mw_peer){.name = "brokers",
+                     .state = c->down     ? "waiting"
+                              : c->was_up ? "up"
+                                          : "connecting",
+                     .since_ms = c->since_ms,
+                     .connects = c->connects};
+    snprintf(out->address, sizeof out->address, "%s", c->hosts);
+    snprintf(out->error, sizeof out->error, "%s", c->error);
+    return 1;
 }
 
 static const char *const schemes[] = {"kafka", NULL};
@@ -71,6 +97,7 @@ const mw_driver mw_driver_kafka = {
     .name = "kafka",
     .schemes = schemes,
     .can = MW_CAN_BROWSE | MW_CAN_REMOVE | MW_CAN_SEEK | MW_CAN_TIERS | MW_CAN_EXACTLY,
+    .check = kafka_token_check,
     .open = kafka_open,
     .close = kafka_close,
     .subscribe = kafka_subscribe,
@@ -86,4 +113,7 @@ const mw_driver mw_driver_kafka = {
     .browse = kafka_browse,
     .remove = kafka_remove,
     .topology = kafka_topology,
+    .peers = kafka_peers,
+    .take_token = kafka_token_take,
+    .token_refused = kafka_token_refused,
 };

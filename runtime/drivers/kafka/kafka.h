@@ -20,6 +20,7 @@ typedef struct kafka_part kafka_part;
 typedef struct kafka_producer kafka_producer;
 typedef struct kafka_browser kafka_browser;
 typedef struct kafka_txn kafka_txn;
+typedef struct kafka_tokens kafka_tokens;
 
 struct kafka_conn {
     mw_loop *loop;
@@ -35,7 +36,13 @@ struct kafka_conn {
     kafka_browser *browser; /* these two belong to the errands' thread */
     rd_kafka_t *admin;
     kafka_sub *subs;
-    bool down;
+    kafka_tokens *tokens; /* OAUTHBEARER with a function of the project; else NULL */
+    bool background;      /* OAUTHBEARER with tokens that librdkafka gets by itself */
+    bool down, was_up;
+    char *hosts;
+    char error[MW_ERROR_TEXT]; /* the last one */
+    int64_t since_ms;          /* of the last change; wall time */
+    uint64_t connects;
 };
 
 typedef enum {
@@ -132,6 +139,17 @@ char *kafka_topic(const kafka_conn *c, const char *channel); /* the caller frees
 void kafka_log(kafka_conn *c, rd_kafka_event_t *ev);
 void kafka_down(kafka_conn *c, const char *why);
 void kafka_up(kafka_conn *c);
+
+/* token.c */
+int kafka_token_check(const mw_url *url, mw_error *e);
+void kafka_token_read(kafka_conn *c, const mw_url *url);
+void kafka_token_prepare(const kafka_conn *c, rd_kafka_conf_t *conf);
+void kafka_token_made(kafka_conn *c, rd_kafka_t *rk);
+void kafka_token_ends(kafka_conn *c, rd_kafka_t *rk); /* before it is destroyed */
+int kafka_token_take(mw_conn *conn, const mw_token *given, mw_error *e);
+bool kafka_token_refused(mw_conn *conn);
+void kafka_refused(kafka_conn *c, const char *why); /* a broker does not let us in */
+void kafka_token_free(kafka_tokens *t);             /* NULL is fine */
 
 /* consumer.c */
 mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e);

@@ -63,6 +63,7 @@ static void free_farewell(kafka_errand *e, bool alive) {
 }
 
 static void end_handle(handle *h) {
+    kafka_token_ends(h->owner->conn, h->rk);
     uint32_t at = 0;
     for (rd_kafka_topic_t *t; (t = mw_map_next(&h->topics, &at, NULL));) rd_kafka_topic_destroy(t);
     mw_map_free(&h->topics);
@@ -206,6 +207,9 @@ static bool serve(handle *h) {
         else if (type == RD_KAFKA_EVENT_ERROR &&
                  rd_kafka_event_error(ev) == RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN)
             kafka_down(h->owner->conn, rd_kafka_event_error_string(ev));
+        else if (type == RD_KAFKA_EVENT_ERROR &&
+                 rd_kafka_event_error(ev) == RD_KAFKA_RESP_ERR__AUTHENTICATION)
+            kafka_refused(h->owner->conn, rd_kafka_event_error_string(ev));
         else if (type == RD_KAFKA_EVENT_ERROR && rd_kafka_event_error(ev) == RD_KAFKA_RESP_ERR__FATAL &&
                  !h->fatal)
             replace(h->owner);

@@ -56,6 +56,7 @@ void kafka_txn_free(kafka_txn *t) {
     if (t->rk) {
         rd_kafka_purge(t->rk,
                        RD_KAFKA_PURGE_F_QUEUE | RD_KAFKA_PURGE_F_INFLIGHT | RD_KAFKA_PURGE_F_NON_BLOCKING);
+        kafka_token_ends(t->sub->conn, t->rk);
         rd_kafka_destroy(t->rk);
     }
     free(t);
@@ -72,6 +73,7 @@ static bool note(batch *b, rd_kafka_error_t *error) { /* true: it failed */
 
 static void forget_producer(kafka_txn *t) {
     rd_kafka_purge(t->rk, RD_KAFKA_PURGE_F_QUEUE | RD_KAFKA_PURGE_F_INFLIGHT | RD_KAFKA_PURGE_F_NON_BLOCKING);
+    kafka_token_ends(t->sub->conn, t->rk);
     rd_kafka_destroy(t->rk);
     t->rk = NULL;
 }

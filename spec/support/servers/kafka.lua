@@ -28,7 +28,7 @@ node.id=1
 controller.quorum.voters=1@127.0.0.1:%d
 listeners=%s
 advertised.listeners=%s
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL,SASL_PLAINTEXT:SASL_PLAINTEXT
 controller.listener.names=CONTROLLER
 log.dirs=%s/data
 auto.create.topics.enable=false
@@ -118,7 +118,8 @@ end
 
 local function listeners(self)
   local secure = self.secure and (",SASL_SSL://127.0.0.1:%d"):format(self.secure.port) or ""
-  local public = ("PLAINTEXT://%s%s"):format(self.bootstrap, secure)
+  local sasl = self.sasl and (",SASL_PLAINTEXT://127.0.0.1:%d"):format(self.sasl.port) or ""
+  local public = ("PLAINTEXT://%s%s%s"):format(self.bootstrap, secure, sasl)
   return public .. (",CONTROLLER://127.0.0.1:%d"):format(self.controller), public
 end
 
@@ -128,8 +129,8 @@ local function real(options)
   local jars, why = M.jars()
   if not jars then return nil, why end
   local self = setmetatable({ jars = jars, dir = process.tmpdir(), controller = process.free_port(),
-    bootstrap = "127.0.0.1:" .. process.free_port(), kind = "Kafka " .. M.version, secure = options.secure,
-    java = options.java }, Server)
+    bootstrap = "127.0.0.1:" .. process.free_port(), kind = "Kafka " .. M.version,
+    secure = options.secure, sasl = options.sasl, java = options.java }, Server)
   local inner, public = listeners(self)
   spill(self.dir .. "/server.properties",
     PROPERTIES:format(self.controller, inner, public, self.dir, options.properties or ""))
@@ -145,7 +146,8 @@ local function real(options)
   return self
 end
 
---- A broker of one's own: { properties = text, secure = { port = }, scram = { … }, java = { … } }; nil, why not.
+--- A broker of one's own:
+--- { properties = text, secure = { port = }, sasl = { port = }, scram = { … }, java = { … } }; nil, why not.
 function M.new(options) return real(options or {}) end
 
 -- The one that all specs of this process share; it outlives busted's reloading of modules.

@@ -4,6 +4,7 @@ local env = require "moonwire.internal.config.env"
 local fail = require "moonwire.cli.fail"
 local ffi = require "ffi"
 local posix = require "moonwire.cli.posix"
+local token = require "moonwire.internal.token"
 local wait = require "moonwire.internal.wait"
 
 local M = {}
@@ -96,6 +97,10 @@ function M.open(values, options)
   options = options or {}
   local url, failure = given(values), ffi.new "mw_failure"
   local link = C.mw_vm_link(wait.vm, url, failure)
+  if token.named(url) or link == nil and ffi.string(failure.text):find("OAUTHBEARER needs a token", 1, true) then
+    fail.usage("--broker: OAUTHBEARER takes its token from a function of a project, which this command does not have: "
+      .. "use another mechanism or listener")
+  end
   if link == nil then fail.usage("--broker: %s", ffi.string(failure.text)) end
   local self = { link = link, url = shown(link) }
   for _, what in ipairs(options.need or {}) do M.need(self, what) end

@@ -38,6 +38,10 @@ local function add(total, p, stale)
   else
     total.outstanding = highest(total.outstanding, unsettled_at_broker(p))
   end
+  for _, place in ipairs(p.partitions or {}) do
+    total.partitions = total.partitions or {}
+    table.insert(total.partitions, place)
+  end
   if p.next_retry then total.next_retry = math.min(total.next_retry or math.huge, p.next_retry) end
   total.breaker = total.breaker or "closed"
   if (BREAKERS[p.breaker] or 0) > BREAKERS[total.breaker] then total.breaker = p.breaker end

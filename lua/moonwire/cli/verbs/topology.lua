@@ -7,6 +7,7 @@ local folder = require "moonwire.cli.project.folder"
 local json = require "moonwire.json"
 local out = require "moonwire.cli.out"
 local task = require "moonwire.cli.task"
+local token = require "moonwire.internal.token"
 local wait = require "moonwire.internal.wait"
 
 local function read(values)
@@ -22,6 +23,7 @@ local function ask(entry, op, force)
   if C.mw_vm_link_open(link, failure) ~= 0 then
     fail.raise(fail.UNAVAILABLE, "%s: %s", url, ffi.string(failure.text))
   end
+  if entry.connection.token then token.start(entry.connection) end
   local items = json.array()
   for i, item in ipairs(entry.items) do items[i] = item end
   local request, waiter = json.encode { op = op, force = force or false, items = items }, wait.begin()

@@ -12,6 +12,7 @@ local handler = require "moonwire.internal.config.handler"
 local nearest = require "moonwire.internal.nearest"
 local policy = require "moonwire.internal.config.policy"
 local sandbox = require "moonwire.internal.config.sandbox"
+local token = require "moonwire.internal.token"
 local topology = require "moonwire.internal.config.topology"
 local wait = require "moonwire.internal.wait"
 
@@ -141,7 +142,8 @@ local function with_options(url, options)
   local names = {}
   for name, value in pairs(options) do
     local kind = type(value)
-    if type(name) ~= "string" or kind ~= "string" and kind ~= "number" and kind ~= "boolean" then
+    local plain = kind == "string" or kind == "number" or kind == "boolean"
+    if type(name) ~= "string" or not plain and not (name == "token" and kind == "function") then
       error("mw.connect: options are names and texts, numbers or booleans; " .. tostring(name) .. " is not", 4)
     end
     names[#names + 1] = name
@@ -150,6 +152,7 @@ local function with_options(url, options)
   for _, name in ipairs(names) do
     local value = options[name]
     local text = type(value) == "number" and ("%.14g"):format(value) or tostring(value)
+    if type(value) == "function" then text = "function" end -- it stays here; the driver knows that there is one
     text = text:gsub("[^%w._~/:,-]", function(c) return ("%%%02X"):format(c:byte()) end)
     url = url .. (url:find("?", 1, true) and "&" or "?") .. name .. "=" .. text
   end
@@ -160,13 +163,18 @@ end
 local function connect(self, url, options)
   if type(url) ~= "string" then error("mw.connect: expected a broker URL, such as embedded:data", 3) end
   if options ~= nil and type(options) ~= "table" then error("mw.connect: the options must be a table", 3) end
+  local token_of = options and type(options.token) == "function" and options.token or nil
   if options then url = with_options(url, options) end
+  if not token_of and token.named(url) then
+    error("mw.connect: option token must be a function: mw.connect(url, { token = function() … end })", 3)
+  end
   local failure = ffi.new "mw_failure"
   local given = url
   if self.rewrite then url = self.rewritten(url) end
   local link = C.mw_vm_link(wait.vm, address.resolve(url, self.dir), failure)
   if link == nil then error("mw.connect: " .. ffi.string(failure.text), 3) end
-  local connection = setmetatable({ url = url, given = given, link = link, project = self }, Connection)
+  local connection = setmetatable({ url = url, given = given, link = link, project = self, token = token_of },
+    Connection)
   self.connections[#self.connections + 1] = connection
   return connection
 end
