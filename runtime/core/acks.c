@@ -83,3 +83,11 @@ uint32_t mw_acks_pending(const mw_acks *a) { return a->pending; }
 uint64_t mw_acks_span(const mw_acks *a) {
     return a->any && a->newest >= a->mark ? a->newest + 1 - a->mark : 0;
 }
+
+bool mw_acks_run(const mw_acks *a, uint32_t *i, uint64_t *from, uint64_t *to) {
+    while (*i < a->count && !(at(a, *i)->offset & DONE)) (*i)++;
+    if (*i >= a->count) return false;
+    *from = at(a, *i)->offset & ~DONE;
+    for (; *i < a->count && at(a, *i)->offset & DONE; (*i)++) *to = (at(a, *i)->offset & ~DONE) + 1;
+    return true;
+}

@@ -15,4 +15,6 @@ bool mw_acks_add(mw_acks *a, uint64_t offset);  /* false: not above the last one
 bool mw_acks_done(mw_acks *a, uint64_t offset); /* false: unknown, or done already */
 uint64_t mw_acks_mark(const mw_acks *a);
 uint32_t mw_acks_pending(const mw_acks *a); /* added, not done */
-uint64_t mw_acks_span(const mw_acks *a);    /* from the mark to the newest: bounds what a crash repeats */
+/* What is done beyond the mark, run by run: [*from, *to). *at is 0 before the first; false: no more. */
+bool mw_acks_run(const mw_acks *a, uint32_t *at, uint64_t *from, uint64_t *to);
+uint64_t mw_acks_span(const mw_acks *a); /* from the mark to the newest: bounds what a crash repeats */

@@ -51,6 +51,7 @@ return {
   require("spec.contract.redis").tls,
   require("spec.contract.rabbitmq").classic,
   require("spec.contract.rabbitmq").quorum,
+  require("spec.contract.rabbitmq").stream,
   require("spec.contract.rabbitmq").tls,
   require "spec.contract.kafka",
 }

@@ -137,9 +137,44 @@ static void test_tiers(void) {
     CHECK(tiers < 60); /* a queue each, at most */
 }
 
+/* What is written is read again: the mark, what is done beyond it, and that it is not handed out twice. */
+static void test_place(void) {
+    rmq_place *p = rmq_place_new(), *q = rmq_place_new();
+    uint64_t mark;
+    mw_buf b = {0};
+    CHECK(!rmq_place_known(p, &mark));
+    for (uint64_t i = 100; i < 120; i++) CHECK(rmq_place_add(p, i));
+    CHECK(!rmq_place_add(p, 119)); /* not above the last one */
+    for (uint64_t i = 100; i < 105; i++) rmq_place_done(p, i);
+    rmq_place_done(p, 107), rmq_place_done(p, 108), rmq_place_done(p, 119);
+    rmq_place_put(p, true, &b);
+    for (size_t cut = 0; cut < 13; cut++) {
+        rmq_reader part = {(unsigned char *)b.data, (unsigned char *)b.data + cut, false};
+        CHECK(!rmq_place_read(q, &part));
+    }
+    for (int round = 0; round < 2; round++) { /* once more before anything of it was delivered again */
+        rmq_reader r = over(&b);
+        CHECK(rmq_place_read(q, &r) && r.at == r.end);
+        CHECK(rmq_place_known(q, &mark) && mark == 105 && rmq_place_clean(q) == !round);
+        b.len = 0;
+        rmq_place_put(q, false, &b);
+    }
+    for (uint64_t i = 105; i < 125; i++) CHECK(rmq_place_add(q, i) == !(i == 107 || i == 108 || i == 119));
+    rmq_place_done(q, 105), rmq_place_done(q, 106);
+    CHECK(rmq_place_known(q, &mark) && mark == 109);
+    rmq_place_free(p);
+    rmq_place_free(q);
+    mw_buf_free(&b);
+}
+
 int main(int argc, char **argv) {
-    static const test TESTS[] = {{"reader", test_reader_ends}, {"depth", test_depth}, {"values", test_values},
-                                 {"envelope", test_envelope},  {"tiers", test_tiers}, {NULL, NULL}};
+    static const test TESTS[] = {{"reader", test_reader_ends},
+                                 {"depth", test_depth},
+                                 {"values", test_values},
+                                 {"envelope", test_envelope},
+                                 {"tiers", test_tiers},
+                                 {"place", test_place},
+                                 {NULL, NULL}};
     int result = run_tests(TESTS, argc, argv);
     mw_text_cache_clear();
     return result;

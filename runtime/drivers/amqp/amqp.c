@@ -44,9 +44,23 @@ void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const
     rmq_frame_end(b, f);
 }
 
+static bool named_stream(const rmq_conn *c, const char *queue) {
+    size_t len = strlen(queue);
+    for (const char *at = c->streams; at; at = strchr(at, ',')) {
+        at += *at == ',';
+        if (strncmp(at, queue, len) == 0 && (at[len] == ',' || !at[len])) return true;
+    }
+    return false;
+}
+
 const rmq_queue_options *rmq_options_of(rmq_conn *c, const char *queue) {
     const rmq_queue_options *o = mw_map_get(&c->declared, mw_hash64(queue, strlen(queue)));
-    return o ? o : &c->defaults;
+    return o ? o : named_stream(c, queue) ? &c->stream : &c->defaults;
+}
+
+bool rmq_is_stream(rmq_conn *c, const char *queue) {
+    const char *type = rmq_options_of(c, queue)->type;
+    return type && strcmp(type, "stream") == 0;
 }
 
 void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive) {
@@ -108,7 +122,7 @@ static int amqp_declare(mw_conn *conn, const char *channel, const mw_channel_opt
     rmq_queue_options *q = malloc(sizeof *q);
     if (!q) abort();
     *q = c->defaults;
-    q->type = copy(c->defaults.type);
+    q->type = copy(named_stream(c, channel) ? "stream" : c->defaults.type);
     for (size_t i = 0; i < o->setting_count; i++) set_option(q, o->settings[i].name, o->settings[i].value);
     uint64_t hash = mw_hash64(channel, strlen(channel));
     rmq_queue_options *old = mw_map_get(&c->declared, hash);
@@ -133,9 +147,9 @@ static int choice(const mw_url *u, const char *name, const char *const *of, int 
 }
 
 static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
-    static const char *const options[] = {"heartbeat",     "frame_max",         "max_message", "name",
-                                          "queue_type",    "max_priority",      "declare",     "auth",
-                                          "single_active", MW_TLS_OPTION_NAMES, NULL};
+    static const char *const options[] = {"heartbeat",     "frame_max",    "max_message",       "name",
+                                          "queue_type",    "max_priority", "declare",           "auth",
+                                          "single_active", "streams",      MW_TLS_OPTION_NAMES, NULL};
     static const char *const types[] = {"classic", "quorum", NULL},
                              *const modes[] = {"auto", "passive", NULL},
                              *const auths[] = {"plain", "external", NULL},
@@ -163,6 +177,8 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
     c->defaults.type = mw_url_option(u, "queue_type") ? copy(types[type]) : NULL;
     c->defaults.delivery_limit = -1;
     c->defaults.single_active = single;
+    c->streams = copy(mw_url_option(u, "streams"));
+    c->stream = (rmq_queue_options){.type = (char *)(uintptr_t) "stream", .delivery_limit = -1};
     c->declare = (rmq_declare_mode)mode;
     s->external = auth;
     s->max_message = max_message;
@@ -207,6 +223,7 @@ static void amqp_close(mw_conn *conn) {
     mw_map_free(&c->declared);
     mw_headers_free(&c->scratch);
     free(c->defaults.type);
+    free(c->streams);
     free(c);
 }
 

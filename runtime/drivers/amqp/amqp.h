@@ -9,6 +9,7 @@
  *   targets.c    where publications go: queues that are declared first, exchanges, delay tiers
  *   consume.c    a subscription: declare, prefetch, deliver, fence
  *   settle.c     acks, retries, releases
+ *   place.c      where a group has got to in a stream
  *   journal.c    what a crash must not forget of ordered messages: attempts, held retries
  *   browse.c     looking into a queue, taking single messages out
  *   request.c    requests and their replies
@@ -91,6 +92,8 @@ struct rmq_conn {
     rmq_declare_mode declare;
     char name[100];
     mw_map declared; /* hash of the channel -> rmq_queue_options */
+    char *streams;   /* of the URL: names, separated by commas */
+    rmq_queue_options stream;
     mw_headers scratch;
     bool told_up, told_down;
 
@@ -116,6 +119,7 @@ struct rmq_conn {
 };
 
 /* amqp.c */
+bool rmq_is_stream(rmq_conn *c, const char *queue);
 const rmq_queue_options *rmq_options_of(rmq_conn *c, const char *queue);
 void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive);
 void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o,
@@ -148,6 +152,7 @@ int64_t rmq_tier(int64_t delay_ms, bool retry); /* the TTL of the queue for this
 typedef struct rmq_entry { /* a delivery, by its tag */
     mw_message *msg;       /* NULL: settled */
     mw_text *first_error;
+    uint64_t offset; /* in a stream */
     uint32_t failures;
     uint8_t state; /* rmq_entry_state */
     bool has_id, redelivered, begun, suspect;
@@ -160,17 +165,30 @@ typedef enum {
 } rmq_entry_state; /* DONE: acked by the core, not written yet */
 
 typedef struct rmq_journal rmq_journal;
+typedef struct rmq_place rmq_place;
 
 struct rmq_sub {
     rmq_sub *next;
     rmq_conn *conn;
     mw_source *source;
     const mw_host *host;
-    char *queue;
+    char *queue, *group;
     mw_order order;
+    rmq_place *place;  /* NULL: not a stream */
+    uint32_t met_left; /* so many of the next deliveries of a stream may have been delivered before */
+    bool newest;       /* a new group on a stream begins with the next message */
     rmq_line *line;
     rmq_chan chan;
-    enum { RMQ_ASLEEP, RMQ_FINDING, RMQ_MAKING, RMQ_TUNING_IN, RMQ_RUNNING, RMQ_STOPPING } step;
+    enum {
+        RMQ_ASLEEP,
+        RMQ_FINDING,
+        RMQ_MAKING,
+        RMQ_LOCKING, /* streams: one consumer for each group ... */
+        RMQ_READING, /* ... reads where that has got to */
+        RMQ_TUNING_IN,
+        RMQ_RUNNING,
+        RMQ_STOPPING
+    } step;
     bool missing, paused, closing, held, standby;
     uint32_t unit; /* one per channel that was opened: tags die with it */
     uint32_t prefetch;
@@ -200,7 +218,7 @@ struct rmq_sub {
     uint64_t delayed_until;
     uint64_t asked_ms, asked_at, activity;
     bool depth_known, asking, fresh; /* fresh: nothing has happened since the broker said so */
-    rmq_journal *journal;            /* NULL: order = "none" */
+    rmq_journal *journal;            /* NULL: order = "none", and not a stream */
 };
 
 mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e);
@@ -218,6 +236,7 @@ void rmq_window_clear(rmq_sub *s);
 void rmq_settle(mw_sub *sub, const mw_settlement *list, size_t count);
 void rmq_answer_later(rmq_sub *s, void *cookie, int code, const char *text);
 void rmq_acked(rmq_sub *s, uint64_t tag); /* may be written from now on */
+void rmq_skip(rmq_sub *s, uint64_t tag);  /* likewise, and the core never saw it */
 void rmq_write_acks(rmq_sub *s);
 void rmq_answers_free(rmq_sub *s);
 
@@ -237,7 +256,25 @@ void rmq_journal_failed(rmq_journal *j, const mw_settlement *x);
 void rmq_journal_gone(rmq_journal *j, const rmq_entry *e);
 void rmq_journal_release(rmq_journal *j, const rmq_entry *e);
 bool rmq_journal_quiet(rmq_journal *j,
-                       void (*quiet)(rmq_sub *s)); /* all is written; false: quiet is called then */
+                       void (*quiet)(rmq_sub *s));       /* all is written; false: quiet is called then */
+void rmq_journal_settled(rmq_journal *j, void *cookie);  /* streams: answers when the place is written */
+bool rmq_journal_knows(rmq_journal *j, uint64_t offset); /* streams: there is a note about it */
+void rmq_journal_touch(rmq_journal *j, bool clean);      /* streams: writes it; clean: the last time */
+
+/* place.c: see there */
+rmq_place *rmq_place_new(void);
+void rmq_place_free(rmq_place *p); /* NULL is fine */
+void rmq_place_reset(rmq_place *p);
+void rmq_place_begin(rmq_place *p, uint64_t mark);
+bool rmq_place_known(const rmq_place *p, uint64_t *mark); /* false: the group is new */
+bool rmq_place_add(rmq_place *p, uint64_t offset);        /* false: it is done already */
+void rmq_place_done(rmq_place *p, uint64_t offset);
+bool rmq_place_behind(const rmq_place *p, uint64_t messages, uint64_t *out); /* of so many in the stream */
+uint64_t rmq_place_span(const rmq_place *p);
+uint64_t rmq_place_since(rmq_place *p, uint64_t now_s); /* of a group that is new: when it became one */
+bool rmq_place_clean(const rmq_place *p);
+void rmq_place_put(const rmq_place *p, bool clean, mw_buf *b);
+bool rmq_place_read(rmq_place *p, rmq_reader *r);
 
 /* browse.c */
 void rmq_browse(mw_conn *conn, const mw_browse *b);

@@ -463,6 +463,14 @@ void rmq_looks_go(rmq_conn *c) {
         mw_error e;
         mw_fail(&e, MW_ECLOSED, true, "cannot connect to the broker");
         look_over(l, &e);
+    } else if (rmq_is_stream(c, l->queue)) { /* basic.get on one costs the connection */
+        mw_error e;
+        mw_fail(&e, MW_EUSAGE, false,
+                "\"%s\" is a stream: AMQP 0-9-1 cannot look into one, nor take single messages out; read it "
+                "with a "
+                "pipeline under a group of its own",
+                l->queue);
+        look_over(l, &e);
     } else if (!l->removing && l->browse.newest) {
         count(l);
     } else {

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "drivers/amqp/amqp.h"
 
+enum { SPAN_MAX = 1000000 }; /* how far beyond its mark a stream is read */
 enum { BATCH = 256, PREFETCH_MAX = 20000, STANDBY_MS = 300, AGAIN_MS = 2000, HOLD_BYTES = 4 << 20 };
 
 /* ---- the window: deliveries by tag ---- */
@@ -117,8 +118,15 @@ static size_t next_batch(rmq_sub *s, mw_incoming **out) {
     return n;
 }
 
+static void consume_stream(rmq_sub *s);
+
 void rmq_sub_pump(rmq_sub *s) {
     if (s->paused || s->closing) return;
+    if (s->step == RMQ_READING) {
+        if (rmq_journal_loaded(s->journal)) consume_stream(s);
+        return;
+    }
+    if (s->place && rmq_place_span(s->place) > SPAN_MAX && s->unsettled > waiting_count(s)) return;
     if (waiting_count(s) && !history_known(s)) return;
     while (waiting_count(s) && !s->paused && !s->closing) {
         if (s->careful && !(s->alone_ready || may_go_on(s))) return;
@@ -159,12 +167,32 @@ static void refuse(rmq_sub *s, uint64_t tag) {
     mw_log_begin(MW_ERROR, "rejected a message that is malformed");
     mw_log_text("queue", s->queue);
     mw_log_end();
+    if (s->place) {
+        rmq_skip(s, tag);
+        return;
+    }
+    s->unsettled--;
     mw_buf *b = rmq_line_out(s->line);
     size_t f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_NACK);
     rmq_put_u64(b, tag);
     rmq_put_u8(b, 0);
     rmq_frame_end(b, f);
     rmq_line_send(s->line);
+}
+
+/* Of a stream: it is done already. */
+static void drop(rmq_sub *s, uint64_t tag, mw_message *m, mw_text *first) {
+    mw_message_unref(m);
+    mw_text_unref(first);
+    rmq_skip(s, tag);
+}
+
+/* A consumer of a stream that died may have had as many as the prefetch. */
+static bool came_before(rmq_sub *s, const rmq_content *k, uint64_t offset) {
+    if (!s->place) return k->redelivered && s->journal;
+    if (!s->met_left) return rmq_journal_knows(s->journal, offset);
+    s->met_left--;
+    return true;
 }
 
 static void came(rmq_chan *chan, rmq_content *k) {
@@ -174,18 +202,27 @@ static void came(rmq_chan *chan, rmq_content *k) {
     uint64_t size;
     if (k->method != RMQ_DELIVER || s->closing) return;
     bool good = rmq_envelope_read(k->header, &route, &s->conn->scratch, &e, &size);
+    if (s->place) {
+        good = good && e.has_offset;
+        e.failures = 0; /* whatever the header says, it was about another reader */
+    }
     mw_message *m = good ? make_message(k, &e) : NULL;
     mw_text *first = good && e.first_error.len ? mw_text_new(e.first_error.data, e.first_error.len) : NULL;
     rmq_entry entry = {.msg = m,
                        .failures = e.failures,
                        .state = m ? RMQ_OURS : RMQ_SETTLED,
                        .has_id = e.has_id,
-                       .redelivered = k->redelivered && s->journal,
+                       .redelivered = came_before(s, k, e.offset),
+                       .offset = e.offset,
                        .first_error = first};
     if (s->top > s->base && k->tag != s->top) return; /* tags rise one by one */
     rmq_window_add(s, k->tag, entry);
+    if (s->place && e.has_offset && !rmq_place_add(s->place, e.offset)) {
+        drop(s, k->tag, m, first);
+        return;
+    }
     if (!m) {
-        s->unsettled--;
+        if (s->place && e.has_offset) rmq_place_done(s->place, e.offset);
         refuse(s, k->tag);
         return;
     }
@@ -209,7 +246,42 @@ static void ask(rmq_sub *s, bool make) {
 }
 
 static bool exclusive(const rmq_sub *s) {
+    if (s->place) return false; /* not on streams; see lock */
     return s->order != MW_ORDER_NONE && !rmq_options_of(s->conn, s->queue)->single_active;
+}
+
+/* A stream has no exclusive consumers, but a queue can be one connection's own, and goes with it: whoever has
+ * the one of this name reads for the group. */
+static void lock(rmq_sub *s) {
+    char name[300];
+    s->step = RMQ_LOCKING;
+    snprintf(name, sizeof name, "mw.lock.%s@%s", s->group, s->queue);
+    mw_buf *b = rmq_line_out(s->line);
+    size_t f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_QUEUE_DECLARE);
+    rmq_put_u16(b, 0);
+    rmq_put_string(b, name);
+    rmq_put_u8(b, 4); /* exclusive */
+    rmq_close(b, rmq_open(b));
+    rmq_frame_end(b, f);
+    rmq_line_send(s->line);
+}
+
+static void put_offset(rmq_sub *s, mw_buf *b) {
+    uint64_t mark, since;
+    size_t table = rmq_open(b);
+    if (!s->place) {
+        /* a queue has no places */
+    } else if (rmq_place_known(s->place, &mark)) {
+        rmq_put_number(b, "x-stream-offset", (int64_t)mark);
+    } else if (!s->newest) {
+        rmq_put_text(b, "x-stream-offset", "first");
+    } else if ((since = rmq_place_since(s->place, (uint64_t)mw_loop_wall_ms(s->conn->loop) / 1000))) {
+        rmq_put_field(b, "x-stream-offset", 'T'); /* nothing has come since the group began */
+        rmq_put_u64(b, since);
+    } else {
+        rmq_put_text(b, "x-stream-offset", "next");
+    }
+    rmq_close(b, table);
 }
 
 static void consume(rmq_sub *s) {
@@ -225,9 +297,15 @@ static void consume(rmq_sub *s) {
     rmq_put_string(b, s->queue);
     rmq_put_string(b, s->tag);
     rmq_put_u8(b, exclusive(s) ? 4 : 0);
-    rmq_close(b, rmq_open(b));
+    put_offset(s, b);
     rmq_frame_end(b, f);
     rmq_line_send(s->line);
+}
+
+/* The group is ours, and what is known of its place was read. */
+static void consume_stream(rmq_sub *s) {
+    s->met_left = rmq_place_clean(s->place) ? 0 : s->prefetch;
+    consume(s);
 }
 
 static void go_on(mw_timer *t) {
@@ -263,9 +341,10 @@ static void opened(rmq_chan *chan) {
 static void why_closed(rmq_sub *s, int code, const mw_error *why) {
     if (code == 404 && s->step == RMQ_FINDING && s->conn->declare == RMQ_DECLARE_AUTO) {
         s->missing = true;
-    } else if (code == 403 && strstr(why->text, "exclusive")) {
+    } else if ((code == 403 && strstr(why->text, "exclusive")) || (code == 405 && s->step == RMQ_LOCKING)) {
         if (!s->standby) {
-            mw_log_begin(MW_INFO, "another consumer has the queue; standing by");
+            mw_log_begin(MW_INFO, s->place ? "another consumer reads for the group; standing by"
+                                           : "another consumer has the queue; standing by");
             mw_log_text("queue", s->queue);
             mw_log_end();
         }
@@ -310,13 +389,20 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     rmq_sub *s = chan->owner;
     if (method == RMQ_QUEUE_DECLARE_OK && (s->step == RMQ_FINDING || s->step == RMQ_MAKING)) {
         s->missing = false;
-        consume(s);
+        if (s->place)
+            lock(s);
+        else
+            consume(s);
+    } else if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_LOCKING) {
+        s->step = RMQ_READING;
+        rmq_sub_pump(s);
     } else if (method == RMQ_QUEUE_DECLARE_OK) {
         asked_depth(s, r);
     } else if (method == RMQ_CONSUME_OK) {
         s->step = RMQ_RUNNING;
         s->standby = false;
-        ask_depth(s); /* for the first one who wants to know */
+        if (s->place) rmq_journal_touch(s->journal, false); /* the group is there from now on */
+        ask_depth(s);                                       /* for the first one who wants to know */
     } else if (method == RMQ_CANCEL && s->step == RMQ_RUNNING) {
         cancelled(s);
     }
@@ -350,7 +436,8 @@ static const rmq_line_events sub_line_events = {.up = up, .down = down, .parsed 
 mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     rmq_conn *c = (rmq_conn *)conn;
     for (rmq_sub *o = c->subs; o; o = o->next)
-        if (!o->closing && strcmp(o->queue, spec->channel) == 0) {
+        if (!o->closing && strcmp(o->queue, spec->channel) == 0 &&
+            (!o->place || strcmp(o->group, spec->group) == 0)) {
             mw_fail(e, MW_EUSAGE, false,
                     "queue \"%s\" has a pipeline already, and a RabbitMQ queue gives each message to one "
                     "reader: bind a "
@@ -358,9 +445,17 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
                     spec->channel);
             return NULL;
         }
-    if (!spec->from_start) {
+    bool stream = rmq_is_stream(c, spec->channel);
+    if (stream && strlen(spec->channel) + strlen(spec->group) > 240) {
         mw_fail(e, MW_EUSAGE, false,
-                "a RabbitMQ queue has no place to begin at: leave out start = \"newest\"");
+                "the names of stream \"%s\" and group \"%s\" are too long together: 240 bytes", spec->channel,
+                spec->group);
+        return NULL;
+    }
+    if (!spec->from_start && !stream) {
+        mw_fail(e, MW_EUSAGE, false,
+                "a RabbitMQ queue has no place to begin at: leave out start = \"newest\", or say type = "
+                "\"stream\" if it is one");
         return NULL;
     }
     const rmq_queue_options *o = rmq_options_of(c, spec->channel);
@@ -373,7 +468,7 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
         return NULL;
     }
     rmq_sub *s = calloc(1, sizeof *s);
-    if (!s || !(s->queue = strdup(spec->channel))) abort();
+    if (!s || !(s->queue = strdup(spec->channel)) || !(s->group = strdup(spec->group))) abort();
     s->conn = c;
     s->host = c->host;
     s->source = spec->source;
@@ -384,10 +479,13 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     s->line = rmq_line_new(c->loop, &c->settings, &sub_line_events, s, e);
     if (!s->line) {
         free(s->queue);
+        free(s->group);
         free(s);
         return NULL;
     }
-    if (s->order != MW_ORDER_NONE) s->journal = rmq_journal_new(s);
+    s->newest = !spec->from_start;
+    if (stream) s->place = rmq_place_new();
+    if (s->order != MW_ORDER_NONE || stream) s->journal = rmq_journal_new(s);
     rmq_chan_add(s->line, &s->chan, RMQ_CHAN_CONSUME, &chan_events, s);
     s->next = c->subs;
     c->subs = s;
@@ -436,7 +534,9 @@ void rmq_sub_free(rmq_sub *s) {
     mw_buf_free(&s->done);
     mw_buf_free(&s->waiting);
     rmq_answers_free(s);
+    rmq_place_free(s->place);
     free(s->queue);
+    free(s->group);
     free(s);
 }
 
@@ -454,6 +554,7 @@ void rmq_unsubscribe(mw_sub *sub) {
     rmq_sub *s = (rmq_sub *)sub;
     if (s->closing) return;
     s->closing = true;
+    if (s->place && (s->step == RMQ_RUNNING || s->step == RMQ_STOPPING)) rmq_journal_touch(s->journal, true);
     rmq_write_acks(s);
     hold(s, false);
     if (!s->journal || rmq_journal_quiet(s->journal, leave)) leave(s);
@@ -485,9 +586,12 @@ bool rmq_depth(mw_sub *sub, mw_depth *out) {
     if (s->step == RMQ_RUNNING && !s->asking && now - s->asked_ms >= DEPTH_EVERY_MS) ask_depth(s);
     if (s->delayed && now > s->delayed_until) s->delayed = 0; /* another worker has it */
     /* With nothing in hand a number from before the last settlement could hide a retry that is on its way. */
-    *out = (mw_depth){.ready = s->ready_seen,
+    uint64_t ready = s->ready_seen;
+    bool told = !s->place || rmq_place_behind(s->place, s->ready_seen, &ready);
+    *out = (mw_depth){.ready = ready,
                       .delayed = s->delayed,
                       .unsettled = s->unsettled,
-                      .known = s->depth_known && (s->unsettled || (s->fresh && s->asked_at == s->activity))};
+                      .known = told && s->depth_known &&
+                               (s->unsettled || (s->fresh && s->asked_at == s->activity))};
     return true;
 }

@@ -105,6 +105,10 @@ static void read_headers(rmq_envelope *e, rmq_reader table, const char *queue) {
     rmq_value v;
     uint32_t rejected = 0;
     while (rmq_field(&table, &name, &v)) {
+        if (v.type == 'l' && v.number >= 0 && is(name, "x-stream-offset")) {
+            e->has_offset = true;
+            e->offset = (uint64_t)v.number;
+        }
         if (begins(name, "mw-"))
             read_own(e, name, &v);
         else if (!begins(name, "x-"))
@@ -184,7 +188,7 @@ static int place_of(const mw_header *h) {
 
 static bool is_brokers_own(const mw_header *h) {
     rmq_str name = {h->name, h->name_len};
-    return is(name, "amqp-user-id") || is(name, "x-delivery-count");
+    return is(name, "amqp-user-id") || is(name, "x-delivery-count") || is(name, "x-stream-offset");
 }
 
 static bool is_number(const mw_header *h) {

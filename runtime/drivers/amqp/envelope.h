@@ -11,6 +11,8 @@ typedef struct rmq_envelope { /* what a content header said; points into it and 
     mw_headers *headers;      /* scratch of the caller */
     uint32_t failures;        /* attempts that were made before this delivery */
     rmq_str first_error;
+    bool has_offset; /* the broker's, of a stream */
+    uint64_t offset;
     bool has_id; /* else the id was made up here */
     rmq_str reply_to, correlation;
 } rmq_envelope;

@@ -19,11 +19,14 @@
 
 enum {
     MAGIC = 0x4d574a31,
+    STREAM_MAGIC = 0x4d574a32,
     BEGUN = 1,
     MET = 2,
     TIDY_MS = 500,
     AGAIN_MS = 300,
     QUIET_MS = 3000,
+    LOOKS = 15,
+    LOOK_MS = 200,
     ERROR_MAX = 1000
 };
 
@@ -37,6 +40,7 @@ typedef struct note {
 typedef struct waiter { /* a settlement that is answered when it is written */
     uint64_t version;
     void *cookie;
+    uint64_t again; /* the tag of a delivery that the core has forgotten, and gets once more; 0: none */
 } waiter;
 
 struct rmq_journal {
@@ -46,7 +50,7 @@ struct rmq_journal {
     enum { UNREAD, READING, READ } state;
     uint64_t version, written; /* of the notes; of what the broker has confirmed */
     uint64_t met_version;      /* of the last message that was met */
-    bool pump_after;
+    bool pump_after, clean;
     struct writing *writing;
     mw_buf waiters;
     mw_buf begun, begun_before; /* of uint64_t: tags, of this turn and of the one before */
@@ -55,20 +59,26 @@ struct rmq_journal {
     struct reading *reading;
     void (*quiet)(rmq_sub *s);
     mw_timer quiet_limit;
+    mw_timer look;
+    uint32_t looks;
 };
 
 rmq_journal *rmq_journal_new(rmq_sub *s) {
     rmq_journal *j = calloc(1, sizeof *j);
     if (!j) abort();
     j->sub = s;
-    snprintf(j->name, sizeof j->name, "mw.journal.%s", s->queue);
+    if (s->place)
+        snprintf(j->name, sizeof j->name, "mw.place.%s@%s", s->group, s->queue);
+    else
+        snprintf(j->name, sizeof j->name, "mw.journal.%s", s->queue);
     return j;
 }
 
 /* ---- notes ---- */
 
-static uint64_t identity_of(const rmq_entry *e) {
+static uint64_t identity_of(const rmq_journal *j, const rmq_entry *e) {
     mw_parts p;
+    if (j->sub->place) return mw_hash64(&e->offset, sizeof e->offset);
     mw_message_parts(e->msg, &p);
     return rmq_identity(&p, e->has_id);
 }
@@ -101,7 +111,8 @@ static void turn_end(mw_deferred *d);
 
 static mw_message *state_of(rmq_journal *j) {
     mw_buf b = {0};
-    rmq_put_u32(&b, MAGIC);
+    rmq_put_u32(&b, j->sub->place ? STREAM_MAGIC : MAGIC);
+    if (j->sub->place) rmq_place_put(j->sub->place, j->clean, &b);
     uint32_t at = 0;
     uint64_t identity;
     for (note *n; (n = mw_map_next(&j->notes, &at, &identity));) {
@@ -163,10 +174,29 @@ static void changed(rmq_journal *j) {
 
 static void tidy(mw_timer *t) { write_later(mw_container_of(t, rmq_journal, tidy)); }
 
+/* A copy would be one for every reader of the stream: it stays here, and waits in the core. */
+static void give_again(rmq_journal *j, uint64_t tag) {
+    rmq_sub *s = j->sub;
+    rmq_entry *e = rmq_entry_of(s, tag);
+    const note *n = e && e->state == RMQ_OURS ? mw_map_get(&j->notes, identity_of(j, e)) : NULL;
+    if (!n) return;
+    mw_incoming in = {.msg = mw_message_ref(e->msg),
+                      .tag = tag,
+                      .unit = s->unit,
+                      .attempt = n->failures + 1,
+                      .not_before = n->due_ms,
+                      .first_error = mw_text_ref(n->error)};
+    mw_buf_add(&s->waiting, &in, sizeof in);
+    s->waiting_bytes += mw_message_size(e->msg);
+}
+
 static void answer_waiters(rmq_journal *j) {
     const waiter *w = (const waiter *)(void *)j->waiters.data;
     size_t n = j->waiters.len / sizeof *w, done = 0;
-    while (done < n && w[done].version <= j->written) rmq_answer_later(j->sub, w[done++].cookie, 0, NULL);
+    for (; done < n && w[done].version <= j->written; done++) {
+        rmq_answer_later(j->sub, w[done].cookie, 0, NULL);
+        if (w[done].again) give_again(j, w[done].again);
+    }
     if (!done) return;
     memmove(j->waiters.data, j->waiters.data + done * sizeof *w, (n - done) * sizeof *w);
     j->waiters.len = (n - done) * sizeof *w;
@@ -234,7 +264,7 @@ static void turn_end(mw_deferred *d) {
     for (size_t i = 0; i < j->begun_before.len / sizeof *tags; i++) {
         rmq_entry *e = rmq_entry_of(j->sub, tags[i]);
         if (!e || e->state != RMQ_OURS || !e->begun) continue;
-        note *n = note_of(j, identity_of(e));
+        note *n = note_of(j, identity_of(j, e));
         n->flags = BEGUN;
         n->due_ms = 0;
         if (e->failures > n->failures) n->failures = e->failures;
@@ -255,7 +285,7 @@ void rmq_journal_begin(rmq_journal *j, uint64_t tag) {
 
 void rmq_journal_failed(rmq_journal *j, const mw_settlement *x) {
     rmq_entry *e = rmq_entry_of(j->sub, x->tag);
-    note *n = note_of(j, identity_of(e));
+    note *n = note_of(j, identity_of(j, e));
     if (!e->first_error) e->first_error = mw_text_ref(x->error);
     if (!n->error) n->error = mw_text_ref(e->first_error);
     e->failures = n->failures = x->attempt;
@@ -263,13 +293,28 @@ void rmq_journal_failed(rmq_journal *j, const mw_settlement *x) {
     n->flags = 0;
     n->due_ms = mw_loop_wall_ms(j->sub->conn->loop) + x->delay_ms;
     changed(j);
-    waiter w = {.version = j->version, .cookie = x->cookie};
+    waiter w = {.version = j->version, .cookie = x->cookie, .again = x->hold ? 0 : x->tag};
     mw_buf_add(&j->waiters, &w, sizeof w);
+}
+
+void rmq_journal_settled(rmq_journal *j, void *cookie) {
+    changed(j);
+    waiter w = {.version = j->version, .cookie = cookie};
+    mw_buf_add(&j->waiters, &w, sizeof w);
+}
+
+bool rmq_journal_knows(rmq_journal *j, uint64_t offset) {
+    return j->notes.count && mw_map_get(&j->notes, mw_hash64(&offset, sizeof offset));
+}
+
+void rmq_journal_touch(rmq_journal *j, bool clean) {
+    j->clean = clean;
+    changed(j);
 }
 
 void rmq_journal_gone(rmq_journal *j, const rmq_entry *e) {
     if (!j->notes.count) return;
-    note *n = mw_map_remove(&j->notes, identity_of(e));
+    note *n = mw_map_remove(&j->notes, identity_of(j, e));
     if (!n) return;
     free_note(n);
     j->version++; /* not worth a write of its own */
@@ -279,7 +324,7 @@ void rmq_journal_gone(rmq_journal *j, const rmq_entry *e) {
 /* Given back on purpose: that it comes again says nothing about it. */
 void rmq_journal_release(rmq_journal *j, const rmq_entry *e) {
     if (!j->notes.count) return;
-    note *n = mw_map_get(&j->notes, identity_of(e));
+    note *n = mw_map_get(&j->notes, identity_of(j, e));
     if (!n || !n->flags) return;
     n->flags = 0;
     changed(j);
@@ -287,7 +332,7 @@ void rmq_journal_release(rmq_journal *j, const rmq_entry *e) {
 
 void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
     rmq_entry *e = rmq_entry_of(j->sub, in->tag);
-    note *n = note_of(j, identity_of(e));
+    note *n = note_of(j, identity_of(j, e));
     if (n->failures < e->failures) n->failures = e->failures;
     if (n->flags & BEGUN) {
         n->failures++;
@@ -308,7 +353,7 @@ void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
 
 void rmq_journal_suspect(rmq_journal *j, uint64_t tag) {
     rmq_entry *e = rmq_entry_of(j->sub, tag);
-    note_of(j, identity_of(e))->flags = BEGUN;
+    note_of(j, identity_of(j, e))->flags = BEGUN;
     changed(j);
     j->met_version = j->version;
 }
@@ -322,8 +367,11 @@ void rmq_journal_reset(rmq_journal *j) {
     drop_writing(j);
     j->written = j->version;
     j->state = UNREAD;
-    j->pump_after = false;
+    j->pump_after = j->clean = false;
+    if (j->sub->place) rmq_place_reset(j->sub->place);
     mw_timer_stop(&j->tidy);
+    mw_timer_stop(&j->look);
+    j->looks = 0;
     check_quiet(j);
 }
 
@@ -361,10 +409,28 @@ static bool read_over(reading *r) {
     return true;
 }
 
+/* It is there and empty: somebody looks at it just now (`tail`), or it was made and never written. To take
+ * the first for the second would be to read the whole stream again. */
+static void look_now(mw_timer *t) {
+    rmq_journal *j = mw_container_of(t, rmq_journal, look);
+    j->state = UNREAD;
+    rmq_sub_pump(j->sub);
+}
+
+static bool look_again(reading *r) {
+    rmq_journal *j = r->journal;
+    if (++j->looks > LOOKS) return read_over(r);
+    free(r);
+    j->reading = NULL;
+    mw_timer_start_real(j->sub->conn->loop, &j->look, LOOK_MS, look_now);
+    return true;
+}
+
 static bool read_reply(rmq_job *job, rmq_conn *c, uint32_t method, rmq_reader *in) {
     reading *r = mw_container_of(job, reading, job);
     (void)c, (void)in;
-    if (method != RMQ_QUEUE_DECLARE_OK) return read_over(r); /* get-empty */
+    if (method != RMQ_QUEUE_DECLARE_OK)
+        return r->journal && r->journal->sub->place ? look_again(r) : read_over(r);
     r->get = true;
     return false;
 }
@@ -372,7 +438,8 @@ static bool read_reply(rmq_job *job, rmq_conn *c, uint32_t method, rmq_reader *i
 static void read_state(rmq_journal *j, const char *body, size_t len) {
     const unsigned char *p = (const unsigned char *)body;
     rmq_reader r = {p, p + len, false};
-    if (rmq_u32(&r) != MAGIC) return;
+    if (rmq_u32(&r) != (j->sub->place ? STREAM_MAGIC : MAGIC)) return;
+    if (j->sub->place && !rmq_place_read(j->sub->place, &r)) return;
     while (!r.bad && r.at != r.end) {
         uint64_t identity = rmq_u64(&r);
         note read = {.failures = rmq_u32(&r), .flags = rmq_u8(&r), .due_ms = (int64_t)rmq_u64(&r)};
@@ -430,6 +497,7 @@ void rmq_journal_free(rmq_journal *j) {
     if (!j) return;
     if (j->reading) j->reading->journal = NULL;
     mw_timer_stop(&j->tidy);
+    mw_timer_stop(&j->look);
     mw_timer_stop(&j->quiet_limit);
     mw_deferred_cancel(j->sub->conn->loop, &j->turn);
     forget_notes(j);

@@ -32,7 +32,7 @@ static void answer_all(mw_deferred *d) {
         batch.len = 0;
         s->answers = batch;
     }
-    if (s->careful) rmq_sub_pump(s); /* the one that ran alone may be done */
+    if (s->careful || s->place) rmq_sub_pump(s); /* the one that ran alone may be done; retries wait */
 }
 
 void rmq_answer_later(rmq_sub *s, void *cookie, int code, const char *text) {
@@ -62,6 +62,15 @@ void rmq_acked(rmq_sub *s, uint64_t tag) {
     rmq_entry *e = rmq_entry_of(s, tag);
     forget(s, e, RMQ_DONE);
     mw_buf_add(&s->done, &tag, sizeof tag);
+}
+
+static void gather_acks(rmq_sub *s);
+
+void rmq_skip(rmq_sub *s, uint64_t tag) {
+    s->window[tag & (s->window_room - 1)] = (rmq_entry){.state = RMQ_DONE};
+    s->unsettled--;
+    mw_buf_add(&s->done, &tag, sizeof tag);
+    gather_acks(s);
 }
 
 static void put_ack(mw_buf *b, uint64_t tag, bool multiple) {
@@ -179,12 +188,14 @@ static void retry(rmq_sub *s, const mw_settlement *x, rmq_entry *e) {
 /* ---- giving back ---- */
 
 static void release(rmq_sub *s, uint64_t tag, rmq_entry *e) {
-    mw_buf *b = rmq_line_out(s->line);
-    size_t f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_NACK);
-    rmq_put_u64(b, tag);
-    rmq_put_u8(b, 2); /* requeue, this one only */
-    rmq_frame_end(b, f);
-    rmq_line_send(s->line);
+    if (!s->place) { /* a stream has it still, and does not know the method */
+        mw_buf *b = rmq_line_out(s->line);
+        size_t f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_NACK);
+        rmq_put_u64(b, tag);
+        rmq_put_u8(b, 2); /* requeue, this one only */
+        rmq_frame_end(b, f);
+        rmq_line_send(s->line);
+    }
     mw_message_unref(e->msg);
     mw_text_unref(e->first_error);
     *e = (rmq_entry){.state = RMQ_SETTLED};
@@ -200,11 +211,17 @@ static void settle_one(rmq_sub *s, const mw_settlement *x) {
     }
     switch (x->op) {
     case MW_SETTLE_ACK:
+        if (s->place) {
+            rmq_place_done(s->place, e->offset);
+            rmq_acked(s, x->tag);
+            rmq_journal_settled(s->journal, x->cookie);
+            break;
+        }
         rmq_acked(s, x->tag);
         rmq_answer_later(s, x->cookie, 0, NULL);
         break;
     case MW_SETTLE_RETRY:
-        if (x->hold && s->journal)
+        if (s->journal && (x->hold || s->place))
             rmq_journal_failed(s->journal, x);
         else
             retry(s, x, e);

@@ -135,6 +135,22 @@ function Server:tiers(vhost, channel)
   return names
 end
 
+local FIND = "rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s))"
+
+function Server:queue_exists(vhost, name)
+  return self:eval(("element(1, " .. FIND .. ")"):format(binary(vhost), binary(name))) == "ok"
+end
+
+-- How many messages stand in a stream.
+function Server:stream_length(vhost, name)
+  return tonumber(self:eval(("case " .. FIND .. [=[ of
+    {ok, Q} ->
+      Name = amqqueue:get_name(Q),
+      lists:max([0 | [maps:get(offset, Counters) + 1
+        || {{osiris_writer, Of}, Counters} <- maps:to_list(osiris_counters:overview()), Of == Name]]);
+    _ -> 0 end]=]):format(binary(vhost), binary(name))))
+end
+
 -- A vhost of its own for one case: nothing of another one can disturb it.
 function Server:vhost(name)
   self:eval(([[rabbit_vhost:add(%s, <<"spec">>),

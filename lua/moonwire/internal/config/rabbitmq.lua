@@ -22,7 +22,6 @@ local QUEUE = {
 --- Options of a channel: how its queue is declared when it is not there yet.
 M.channel = {}
 for name, rule in pairs(QUEUE) do M.channel[name] = rule end
-M.channel.type = { kind = "choice", of = { "classic", "quorum" } }
 M.channel.dead_exchange = { kind = "string" }
 
 local function with(rules, more)
