@@ -1,7 +1,7 @@
 -- run.lua - runs our own suites with busted inside the binary:
 --   build/moonwire lua spec/run.lua unit|functional|contract|faults|examples|all [busted arguments]
--- Appends "RESULT suite passed failed skipped" to the file MW_RESULTS. MOONWIRE_BIN is the binary under test; the
--- running one when it is not set.
+-- Appends "RESULT suite passed failed skipped" to the file MW_RESULTS, and "AGAIN suite name", with tabs, for each spec
+-- that failed. MOONWIRE_BIN is the binary under test; the running one when it is not set.
 local ffi = require "ffi"
 
 ffi.cdef [[
@@ -47,9 +47,14 @@ local KEEP = { "spec.support.wait", "spec.support.process", "spec.support.broker
 
 local function report(suite, counts)
   local path = os.getenv "MW_RESULTS"
-  if not path then return end
+  if not path or path == "" then return end
   local file = assert(io.open(path, "a"))
   file:write(("RESULT %s %d %d %d\n"):format(suite, counts.passed, counts.failed, counts.skipped))
+  local seen = { [""] = true }
+  for _, failure in ipairs(counts.failures or {}) do
+    if not seen[failure.name] then file:write("AGAIN\t", suite, "\t", failure.name, "\n") end
+    seen[failure.name] = true
+  end
   file:close()
 end
 

@@ -31,10 +31,6 @@ local function add(total, p, stale)
   for _, name in ipairs(HIGHEST) do total[name] = highest(total[name], p[name]) end
   if p.own_share then -- each process has partitions of its own
     total.own_lag = (total.own_lag or 0) + (p.lag or 0)
-    for _, partition in ipairs(p.partitions or {}) do
-      total.partitions = total.partitions or {}
-      table.insert(total.partitions, partition)
-    end
   else
     total.outstanding = highest(total.outstanding, unsettled_at_broker(p))
   end
