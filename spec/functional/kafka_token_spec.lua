@@ -146,7 +146,7 @@ describe("an OAUTHBEARER token", function()
   it("is renewed before it ends, for every handle, and after a reload by the new function", function()
     local asked = process.tmpdir() .. "/asked"
     local s = scene("renew.", TOKEN:format(asked, "old", "mw.sleep(0.05)", LIFE, LIFE))
-    finally(function() s.child:stop(15) end)
+    finally(function() assert(s.child:stop(15) == 0, s.child:stderr()) end)
     s:start()
     local sent = 0
     local function wave()
@@ -186,7 +186,7 @@ describe("an OAUTHBEARER token", function()
       if calls == 2 then return 42 end
       if calls == 3 then return { token = "abc", expire = 5 } end
       if calls == 4 then return { token = jwt(-100), expires = mw.now() + 3600 } end]], 3600, 3600))
-    finally(function() s.child:stop(15) end)
+    finally(function() assert(s.child:stop(15) == 0, s.child:stderr()) end)
     s.outside:publish("in", list(0, 50))
     s:start()
     s:see "the token function: token.lua:%d+: the identity provider is down"
