@@ -66,8 +66,8 @@ end, {
 
 local ON_STREAMS = {}
 for _, name in ipairs { "ack-stop", "ack-crash", "backoff-fixed", "attempts-crash", "backoff-crash", "dead-whole",
-                        "order-key", "order-source", "order-none", "publish", "drain", "drain-backoff", "groups", "start-newest",
-                        "fence", "two-workers", "takeover" } do
+                        "order-key", "order-source", "order-none", "publish", "drain", "drain-backoff", "groups",
+                        "start-newest", "fence", "two-workers", "takeover" } do
   ON_STREAMS[name] = true
 end
 
