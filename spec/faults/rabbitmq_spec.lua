@@ -421,6 +421,46 @@ end }
     for name, value in pairs(expected) do assert.equal(value, found.headers[name], name) end
   end)
 
+  -- The headers of the first message of a queue, as the broker sees them, without those that are ours. Takes it.
+  local function raw_headers(h, queue)
+    return queue_eval(h, queue, [[
+      States = rabbit_queue_type:init(),
+      {ok, _, {_, _, _, _, Message}, _} = rabbit_amqqueue:basic_get(Q, true, self(), <<"spec">>, States),
+      Content = rabbit_binary_parser:ensure_content_decoded(element(4, Message)),
+      lists:sort([H || H <- element(4, element(3, Content)),
+        binary:match(element(1, H), [<<"mw-">>, <<"x-">>]) == nomatch])]])
+  end
+
+  local TYPED = [[{<<"big">>,long,9007199254740993},{<<"bytes">>,binary,<<0,255>>},
+    {<<"list">>,array,[{signedint,1},{longstr,<<"two">>},{table,[{<<"a">>,bool,false}]}]},{<<"n">>,signedint,-5},
+    {<<"none">>,void,undefined},{<<"real">>,double,1.5},{<<"small">>,byte,-3},
+    {<<"table">>,table,[{<<"inner">>,longstr,<<"v">>},{<<"n">>,short,3}]},{<<"text">>,longstr,<<"plain">>},
+    {<<"when">>,timestamp,1700000000},{<<"yes">>,bool,true}]]
+
+  for _, order in ipairs { "none", "key" } do
+    it("keeps the types of headers through retries and the dead letter, order = " .. order, function()
+      local h = new()
+      h:start { settings = ("order = %q, retry = { attempts = 3, base = 0.02 },"):format(order), handler = [[
+        function M.handle(msg)
+          trace("try", msg)
+          local h = msg.headers
+          if h.n ~= "-5" or h.when ~= "2023-11-14T22:13:20Z" then error(mw.reject "not what was sent") end
+          error("again", 0)
+        end]] }
+      h:publish { { "x", id = "first" } }
+      h:wait_for("try", 1)
+      h:wait(function() return #h:dead() == 1 end, 20, "the first dead letter")
+      raw_headers(h, "in.dead")
+      raw_publish(h, "", "in", "typed", "undefined, undefined, [" .. TYPED .. [[], 2, undefined, undefined, undefined,
+        undefined, <<"m1">>, undefined, undefined, undefined, undefined, undefined]])
+      h:wait(function() return #h:dead() == 1 end, 20, "the dead letter")
+      local tries = 0
+      for _, line in ipairs(h.trace:of "try") do if line.id == "m1" then tries = tries + 1 end end
+      assert.equal(3, tries)
+      assert.equal(("[" .. TYPED .. "]"):gsub("%s+", ""), (raw_headers(h, "in.dead"):gsub("%s+", "")))
+    end)
+  end
+
   it("counts a native dead-lettering as an attempt", function()
     local h = new()
     h:publish { { "x", id = "m0" } }

@@ -100,11 +100,24 @@ static void read_own(rmq_envelope *e, rmq_str name, const rmq_value *v) {
     }
 }
 
+/* Our headers are text. Those of others that are not keep their types beside it, as they came, so that a
+ * retry or a dead letter can write them as they were. */
+static const char TYPED[] = "amqp-headers";
+
+static bool keeps_type(rmq_str name, const rmq_value *v) {
+    return v->type != 'S' && name.len && !begins(name, "mw-") && !is(name, "x-death") &&
+           !is(name, "x-delivery-count") && !is(name, "x-stream-offset");
+}
+
 static void read_headers(rmq_envelope *e, rmq_reader table, const char *queue) {
+    static mw_buf typed;
     rmq_str name;
     rmq_value v;
     uint32_t rejected = 0;
-    while (rmq_field(&table, &name, &v)) {
+    typed.len = 0;
+    for (const unsigned char *at = table.at; rmq_field(&table, &name, &v); at = table.at) {
+        if (is(name, TYPED)) continue;
+        if (keeps_type(name, &v)) mw_buf_add(&typed, at, (size_t)(table.at - at));
         if (v.type == 'l' && v.number >= 0 && is(name, "x-stream-offset")) {
             e->has_offset = true;
             e->offset = (uint64_t)v.number;
@@ -117,6 +130,8 @@ static void read_headers(rmq_envelope *e, rmq_reader table, const char *queue) {
             add_value(e, name, &v);
     }
     if (!e->failures) e->failures = rejected;
+    if (typed.len && e->headers->len + typed.len + 64 < MW_HEADERS_MAX)
+        add(e, TYPED, (rmq_str){typed.data, typed.len});
 }
 
 static rmq_str property(rmq_reader *r, uint16_t flags, uint16_t flag) {
@@ -188,13 +203,41 @@ static int place_of(const mw_header *h) {
 
 static bool is_brokers_own(const mw_header *h) {
     rmq_str name = {h->name, h->name_len};
-    return is(name, "amqp-user-id") || is(name, "x-delivery-count") || is(name, "x-stream-offset");
+    return is(name, "amqp-user-id") || is(name, "x-delivery-count") || is(name, "x-stream-offset") ||
+           is(name, TYPED);
 }
 
 static bool is_number(const mw_header *h) {
     for (size_t i = 0; i < h->value_len; i++)
         if (h->value[i] < '0' || h->value[i] > '9') return false;
     return h->value_len > 0 && h->value_len < 11;
+}
+
+/* The header as it came, unless a handler has changed its text since. */
+static bool put_typed(mw_buf *b, const mw_header *h, rmq_reader typed) {
+    static mw_buf text;
+    const unsigned char *at = typed.at;
+    rmq_str name;
+    rmq_value v;
+    for (; rmq_field(&typed, &name, &v); at = typed.at) {
+        if (name.len != h->name_len || memcmp(name.data, h->name, name.len) != 0) continue;
+        text.len = 0;
+        rmq_value_text(&v, &text);
+        if (text.len != h->value_len || (text.len && memcmp(text.data, h->value, text.len) != 0))
+            return false;
+        mw_buf_add(b, at, (size_t)(typed.at - at));
+        return true;
+    }
+    return false;
+}
+
+static rmq_reader typed_of(const mw_parts *p) {
+    mw_header h;
+    rmq_reader none = {0};
+    if (!p->headers_len || !mw_headers_find(p->headers, p->headers_len, TYPED, &h)) return none;
+    const unsigned char *data = (const unsigned char *)h.value;
+    rmq_reader r = {data, data + h.value_len, false};
+    return rmq_table_valid(r) ? r : none;
 }
 
 static void put_header(mw_buf *b, const mw_header *h) {
@@ -210,6 +253,7 @@ static void put_header(mw_buf *b, const mw_header *h) {
 static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_header *found,
                       uint16_t *flags) {
     size_t mark = rmq_open(b), at = 0;
+    rmq_reader typed = typed_of(p);
     if (p->has_key) {
         rmq_put_field(b, "mw-key", 'S');
         rmq_put_long(b, p->key, p->key_len);
@@ -225,7 +269,7 @@ static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_h
         if (place >= 0 && (properties[place].flag != HAS_EXPIRATION || is_number(&h))) {
             found[place] = h;
             *flags |= properties[place].flag;
-        } else if (!is_brokers_own(&h)) {
+        } else if (!is_brokers_own(&h) && !(typed.at != typed.end && put_typed(b, &h, typed))) {
             put_header(b, &h);
         }
     }
