@@ -141,6 +141,11 @@ function Server:queue_exists(vhost, name)
   return self:eval(("element(1, " .. FIND .. ")"):format(binary(vhost), binary(name))) == "ok"
 end
 
+function Server:declare_stream(vhost, name)
+  self:eval(([[rabbit_amqqueue:declare(rabbit_misc:r(%s, queue, %s), true, false,
+    [{<<"x-queue-type">>, longstr, <<"stream">>}], none, <<"spec">>)]]):format(binary(vhost), binary(name)))
+end
+
 -- How many messages stand in a stream.
 function Server:stream_length(vhost, name)
   return tonumber(self:eval(("case " .. FIND .. [=[ of
