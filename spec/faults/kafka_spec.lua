@@ -333,4 +333,61 @@ describe("kafka", function()
     assert.equal("bad", h:dead()[1].id)
     h:stop()
   end)
+
+  -- Outputs that the broker does not take, in one transaction with others that it does.
+  local REFUSED = [[
+    function M.handle(msg)
+      local to, body = "out", "x"
+      if msg.id == "large" then to, body = "small", ("x"):rep(5000) end
+      if msg.id == "lost" then to = "nowhere" end
+      if msg.id:find "^s" then to, body = "small", ("y"):rep(500) end
+      mw.publish("out", "first", { id = "first-" .. msg.id })
+      mw.publish(to, body, { id = "out-" .. msg.id, key = msg.key })
+      trace("done", msg)
+    end]]
+
+  for _, exactly in ipairs { true, false } do
+    it("buries what publishes too much or to nowhere, and it alone" .. (exactly and ", exactly once" or ""), function()
+      local h = new { name = "refused", partitions = 2, topics = {
+        small = { partitions = 1, config = { ["max.message.bytes"] = 2000 } } } }
+      local list, n = { { "x", id = "large", key = "a" } }, 60
+      for i = 1, n do
+        list[#list + 1] = { "x", id = "m" .. i, key = "k" .. i }
+        list[#list + 1] = { "x", id = "s" .. i, key = "k" .. i } -- each is small enough, all together are not
+      end
+      list[#list + 1] = { "x", id = "lost", key = "b" }
+      list[#list + 1] = { "x", id = "behind", key = "a" }
+      h:publish(list)
+      h:start { settings = ("exactly_once = %s, retry = { attempts = 2, base = 0.05 },"):format(tostring(exactly)),
+                handler = REFUSED }
+      h:wait_settled("in", 60)
+      local letters, out = {}, {}
+      for _, letter in ipairs(h:dead()) do letters[letter.id] = letter.headers end
+      for _, m in ipairs(h:messages "out") do out[m.id] = (out[m.id] or 0) + 1 end
+      for _, m in ipairs(h:messages "small") do out[m.id] = (out[m.id] or 0) + 1 end
+      assert.equal("invalid", letters.large["mw-dead-class"])
+      assert.matches("publish: Kafka: topic .*small: Broker: Message size too large: see max.message.bytes",
+        letters.large["mw-dead-reason"])
+      assert.equal("1", letters.large["mw-dead-attempts"])
+      assert.equal("transient", letters.lost["mw-dead-class"])
+      assert.matches("nowhere: .*[Uu]nknown topic.*: create it", letters.lost["mw-dead-last-error"])
+      assert.equal("2", letters.lost["mw-dead-attempts"])
+      letters.large, letters.lost = nil, nil
+      assert.same({}, letters)
+      for i = 1, n do
+        for _, id in ipairs { "out-m" .. i, "first-m" .. i, "out-s" .. i, "first-s" .. i } do
+          assert.equal(1, out[id], id)
+        end
+      end
+      assert.equal(1, out["out-behind"])
+      if exactly then assert.is_nil(out["first-large"]) end
+      h:stop()
+      h:start() -- nothing comes again
+      local handled = h.trace:count "done"
+      h:publish { { "x", id = "last" } }
+      h:wait_for("done", handled + 1, 30)
+      h:wait_settled "in"
+      assert.equal(handled + 1, h.trace:count "done")
+    end)
+  end
 end)
