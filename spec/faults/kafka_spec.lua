@@ -7,6 +7,7 @@ local clock = require "spec.support.wait"
 local driver = require "spec.contract.kafka"
 local harness = require "spec.support.harness"
 local kafka = require "spec.support.servers.kafka"
+local supervised = require "spec.support.supervised"
 
 local real = not kafka.shared().mock
 
@@ -388,6 +389,64 @@ describe("kafka", function()
       h:wait_for("done", handled + 1, 30)
       h:wait_settled "in"
       assert.equal(handled + 1, h.trace:count "done")
+    end)
+  end
+
+  -- The sandbox has nothing that ends a process, so the handler breaks it: it overwrites the C library's code.
+  local POISON = [[
+    local function die()
+      for line in io.lines "/proc/self/maps" do
+        local from, to = line:match "^(%x+)%-(%x+) r%-xp .*/libc[.-]"
+        if from then
+          local memory = assert(io.open("/proc/self/mem", "r+b"))
+          memory:setvbuf "no"
+          memory:seek("set", tonumber(from, 16))
+          memory:write(("\204"):rep(tonumber(to, 16) - tonumber(from, 16)))
+        end
+      end
+    end
+    function M.handle(msg)
+      trace("begin", msg)
+      if msg.body == "poison" then die() end
+      trace("done", msg)
+    end]]
+
+  for _, workers in ipairs { 1, 3 } do
+    it(("buries a message that kills its worker at once, and it alone: %d workers"):format(workers), function()
+      local h = new { name = "poison", partitions = 4 }
+      local s = supervised.scene { handler = POISON, flags = { "--workers", tostring(workers) },
+        settings = "retry = { attempts = 1 }, buffer = { count = 100 },",
+        env = { ASAN_OPTIONS = (os.getenv "ASAN_OPTIONS" or "") .. ":handle_segv=0" } }
+      s.url = h.url
+      local list, n = {}, 400
+      for i = 1, n do list[i] = { i == 100 and "poison" or "x", id = "m" .. i, key = "k" .. i % 40 } end
+      h:publish(list)
+      s:start()
+      finally(function() s.child:stop(20) end)
+      h:wait_settled("in", 60)
+      local letters = h:dead()
+      assert.equal(1, #letters, s.child:stderr())
+      assert.equal("m100", letters[1].id)
+      assert.equal("crash", letters[1].headers["mw-dead-class"])
+      assert.equal("killed its worker 3 times", letters[1].headers["mw-dead-reason"])
+      assert.equal("3", letters[1].headers["mw-dead-attempts"])
+      assert.equal(3, s:count '"worker ended"[^\n]*signal=')
+      local begun, done, last = 0, {}, {}
+      for _, line in ipairs(s.trace:read()) do
+        local number = tonumber(line.id:match "%d+")
+        if line.event == "begin" then
+          if number == 100 then
+            begun = begun + 1
+            assert.equal(begun, line.attempt)
+          end
+        else
+          done[number] = true
+          last[number % 40] = number
+        end
+      end
+      assert.equal(3, begun)
+      for i = 1, n do assert.is_true(done[i] or i == 100, "m" .. i .. " was not handled") end
+      for key, number in pairs(last) do assert.equal(n - 40 + (key == 0 and 40 or key), number) end
     end)
   end
 end)
