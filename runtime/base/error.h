@@ -17,6 +17,7 @@ enum {
     MW_EFULL,          /* the store has no room left */
     MW_EFORMAT,        /* what was read is not what it should be */
     MW_ECLOSED,        /* the connection or source is going away */
+    MW_EREFUSED,       /* what was to be published was refused, and nothing else is wrong */
 };
 
 /* Fills e (NULL is fine) and returns -1, so that callers can `return mw_fail(...)`. */

@@ -102,6 +102,8 @@ mw_isolation mw_isolate_ask(mw_delivery *d) {
     if (state.alone) return refuse(p);
     if (!d->ledger_hash) d->ledger_hash = hash_of(d);
     bool suspect = mw_ledger_suspects(d->ledger_hash, d->attempt > 1, &why);
+    uint32_t deaths = suspect ? why.crashes + why.stuck : 0;
+    if (d->attempt <= deaths) d->attempt = deaths + 1; /* it died before its broker knew that it had begun */
     if (suspect && blamed(p, &why)) return MW_BURY;
     if (state.next && state.next != p && can_go(state.next)) return refuse(p);
     state.next = NULL;

@@ -262,7 +262,7 @@ static void not_settled(mw_delivery *d, const mw_error *e) {
         mw_delivery_log(MW_WARN, "fenced: verdict discarded", d);
         mw_log_end();
         discard(d);
-    } else if (!e->retryable && d->publications && !d->dead_letter) {
+    } else if ((!e->retryable || e->code == MW_EREFUSED) && d->publications && !d->dead_letter) {
         mw_verdict_publish_failed(d, e);
     } else {
         mw_delivery_log(MW_ERROR, "cannot settle, trying again", d);

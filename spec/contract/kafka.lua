@@ -23,7 +23,9 @@ function M.url(h)
     topics[h.prefix .. name] = { partitions = name == "in" and h.partitions or 1,
                                  config = name == "in" and case.config or nil }
   end
-  for name, partitions in pairs(case.topics or {}) do topics[h.prefix .. name] = { partitions = partitions } end
+  for name, wanted in pairs(case.topics or {}) do -- a number of partitions, or as client.create takes it
+    topics[h.prefix .. name] = type(wanted) == "table" and wanted or { partitions = wanted }
+  end
   if not h.server.mock then client.create(h.server.bootstrap, topics) end
   return ("kafka://%s/%s?session.timeout.ms=%d&revoke.drain.ms=1000%s"):format(h.server.bootstrap, h.prefix,
     (case.session or h.server.mock and 6000 or 1500) * h.late, case.options or "")

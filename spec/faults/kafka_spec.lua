@@ -7,6 +7,7 @@ local clock = require "spec.support.wait"
 local driver = require "spec.contract.kafka"
 local harness = require "spec.support.harness"
 local kafka = require "spec.support.servers.kafka"
+local supervised = require "spec.support.supervised"
 
 local real = not kafka.shared().mock
 
@@ -333,4 +334,119 @@ describe("kafka", function()
     assert.equal("bad", h:dead()[1].id)
     h:stop()
   end)
+
+  -- Outputs that the broker does not take, in one transaction with others that it does.
+  local REFUSED = [[
+    function M.handle(msg)
+      local to, body = "out", "x"
+      if msg.id == "large" then to, body = "small", ("x"):rep(5000) end
+      if msg.id == "lost" then to = "nowhere" end
+      if msg.id:find "^s" then to, body = "small", ("y"):rep(500) end
+      mw.publish("out", "first", { id = "first-" .. msg.id })
+      mw.publish(to, body, { id = "out-" .. msg.id, key = msg.key })
+      trace("done", msg)
+    end]]
+
+  for _, exactly in ipairs { true, false } do
+    it("buries what publishes too much or to nowhere, and it alone" .. (exactly and ", exactly once" or ""), function()
+      local h = new { name = "refused", partitions = 2, topics = {
+        small = { partitions = 1, config = { ["max.message.bytes"] = 2000 } } } }
+      local list, n = { { "x", id = "large", key = "a" } }, 60
+      for i = 1, n do
+        list[#list + 1] = { "x", id = "m" .. i, key = "k" .. i }
+        list[#list + 1] = { "x", id = "s" .. i, key = "k" .. i } -- each is small enough, all together are not
+      end
+      list[#list + 1] = { "x", id = "lost", key = "b" }
+      list[#list + 1] = { "x", id = "behind", key = "a" }
+      h:publish(list)
+      h:start { settings = ("exactly_once = %s, retry = { attempts = 2, base = 0.05 },"):format(tostring(exactly)),
+                handler = REFUSED }
+      h:wait_settled("in", 60)
+      local letters, out = {}, {}
+      for _, letter in ipairs(h:dead()) do letters[letter.id] = letter.headers end
+      for _, m in ipairs(h:messages "out") do out[m.id] = (out[m.id] or 0) + 1 end
+      for _, m in ipairs(h:messages "small") do out[m.id] = (out[m.id] or 0) + 1 end
+      assert.equal("invalid", letters.large["mw-dead-class"])
+      assert.matches("publish: Kafka: topic .*small: Broker: Message size too large: see max.message.bytes",
+        letters.large["mw-dead-reason"])
+      assert.equal("1", letters.large["mw-dead-attempts"])
+      assert.equal("transient", letters.lost["mw-dead-class"])
+      assert.matches("nowhere: .*[Uu]nknown topic.*: create it", letters.lost["mw-dead-last-error"])
+      assert.equal("2", letters.lost["mw-dead-attempts"])
+      letters.large, letters.lost = nil, nil
+      assert.same({}, letters)
+      for i = 1, n do
+        for _, id in ipairs { "out-m" .. i, "first-m" .. i, "out-s" .. i, "first-s" .. i } do
+          assert.equal(1, out[id], id)
+        end
+      end
+      assert.equal(1, out["out-behind"])
+      if exactly then assert.is_nil(out["first-large"]) end
+      h:stop()
+      h:start() -- nothing comes again
+      local handled = h.trace:count "done"
+      h:publish { { "x", id = "last" } }
+      h:wait_for("done", handled + 1, 30)
+      h:wait_settled "in"
+      assert.equal(handled + 1, h.trace:count "done")
+    end)
+  end
+
+  -- The sandbox has nothing that ends a process, so the handler breaks it: it overwrites the C library's code.
+  local POISON = [[
+    local function die()
+      for line in io.lines "/proc/self/maps" do
+        local from, to = line:match "^(%x+)%-(%x+) r%-xp .*/libc[.-]"
+        if from then
+          local memory = assert(io.open("/proc/self/mem", "r+b"))
+          memory:setvbuf "no"
+          memory:seek("set", tonumber(from, 16))
+          memory:write(("\204"):rep(tonumber(to, 16) - tonumber(from, 16)))
+        end
+      end
+    end
+    function M.handle(msg)
+      trace("begin", msg)
+      if msg.body == "poison" then die() end
+      trace("done", msg)
+    end]]
+
+  for _, workers in ipairs { 1, 3 } do
+    it(("buries a message that kills its worker at once, and it alone: %d workers"):format(workers), function()
+      local h = new { name = "poison", partitions = 4 }
+      local s = supervised.scene { handler = POISON, flags = { "--workers", tostring(workers) },
+        settings = "retry = { attempts = 1 }, buffer = { count = 100 },",
+        env = { ASAN_OPTIONS = (os.getenv "ASAN_OPTIONS" or "") .. ":handle_segv=0" } }
+      s.url = h.url
+      local list, n = {}, 400
+      for i = 1, n do list[i] = { i == 100 and "poison" or "x", id = "m" .. i, key = "k" .. i % 40 } end
+      h:publish(list)
+      s:start()
+      finally(function() s.child:stop(20) end)
+      h:wait_settled("in", 60)
+      local letters = h:dead()
+      assert.equal(1, #letters, s.child:stderr())
+      assert.equal("m100", letters[1].id)
+      assert.equal("crash", letters[1].headers["mw-dead-class"])
+      assert.equal("killed its worker 3 times", letters[1].headers["mw-dead-reason"])
+      assert.equal("3", letters[1].headers["mw-dead-attempts"])
+      assert.equal(3, s:count '"worker ended"[^\n]*signal=')
+      local begun, done, last = 0, {}, {}
+      for _, line in ipairs(s.trace:read()) do
+        local number = tonumber(line.id:match "%d+")
+        if line.event == "begin" then
+          if number == 100 then
+            begun = begun + 1
+            assert.equal(begun, line.attempt)
+          end
+        else
+          done[number] = true
+          last[number % 40] = number
+        end
+      end
+      assert.equal(3, begun)
+      for i = 1, n do assert.is_true(done[i] or i == 100, "m" .. i .. " was not handled") end
+      for key, number in pairs(last) do assert.equal(n - 40 + (key == 0 and 40 or key), number) end
+    end)
+  end
 end)

@@ -8,6 +8,7 @@ local clock = require "spec.support.wait"
 local kafka = require "spec.support.servers.kafka"
 local process = require "spec.support.process"
 local supervised = require "spec.support.supervised"
+local tokens = require "spec.support.servers.tokens"
 
 C.mw_log_setup(0, 9)
 
@@ -19,7 +20,7 @@ local mw = require "moonwire"
 local broker = mw.connect("%s", {
   ["security.protocol"] = "sasl_plaintext", ["sasl.mechanisms"] = "OAUTHBEARER", %s
 })
-broker:topology { topics = { ["in"] = { partitions = 2 }, twice = {} } }
+broker:topology { topics = { ["in"] = { partitions = 6 }, twice = {} } }
 mw.pipeline "p" { from = broker:channel "in", handler = "handlers.p" }
 mw.pipeline "once" { from = broker:channel "twice", handler = "handlers.once", exactly_once = true }
 ]]
@@ -58,6 +59,17 @@ return function()
 end
 ]]
 
+-- As a user has it: from a server.
+local BY_HTTP = [[
+local mw = require "moonwire"
+return function()
+  local reply = mw.http.post(%q, nil, { timeout = 5, form = { grant_type = "client_credentials", client_id = %q } })
+  if not reply.ok then error(("the token server answered %%d: %%s"):format(reply.status, reply.body), 0) end
+  local given = reply:json()
+  return { token = given.access_token, expires = mw.now() + given.expires_in }
+end
+]]
+
 local P = [[function M.handle(msg) trace("done", msg) end]]
 local ONCE = [[
 local mw = require "moonwire"
@@ -83,11 +95,11 @@ local function start_server()
   })
 end
 
-local function scene(prefix, token)
+local function scene(prefix, token, workers)
   local url = ("kafka://127.0.0.1:%d/%s"):format(port, prefix)
-  client.create(server.bootstrap, { [prefix .. "in"] = { partitions = 2 }, [prefix .. "twice"] = { partitions = 1 },
+  client.create(server.bootstrap, { [prefix .. "in"] = { partitions = 6 }, [prefix .. "twice"] = { partitions = 1 },
     [prefix .. "out"] = { partitions = 1 } })
-  local self = supervised.scene { handler = P, flags = { "--workers", "0" }, files = {
+  local self = supervised.scene { handler = P, flags = { "--workers", tostring(workers or 0) }, files = {
     ["moonwire.lua"] = MAIN:format(url, 'token = require "token"'), ["token.lua"] = token,
     ["handlers/once.lua"] = ONCE,
   } }
@@ -199,6 +211,88 @@ describe("an OAUTHBEARER token", function()
     clock.until_(function() return s.trace:count "done" == 50 end, 30 * LATE, "the messages: " .. s.child:stderr())
     local connection = s:status().connections[1]
     assert.equal("up", connection.state)
+  end)
+
+  local function save(s, path, text)
+    local file = assert(io.open(s.dir .. "/" .. path, "wb"))
+    file:write(text)
+    file:close()
+  end
+
+  it("comes from a server over HTTP, for each of several workers, through its outage and through canaries", function()
+    local provider, workers = tokens.start(LIFE), 3
+    finally(function() provider:stop() end)
+    local s = scene("http.", BY_HTTP:format(provider.url, "old"), workers)
+    local sent = 0
+    local function asked(name)
+      local count = 0
+      for _, body in ipairs(provider:asked()) do
+        assert.matches("grant_type=client_credentials", body, 1, true)
+        if body:find("client_id=" .. name, 1, true) then count = count + 1 end
+      end
+      return count
+    end
+    local function wave()
+      s.outside:publish("in", list(sent, 20))
+      s.outside:publish("twice", list(sent, 4))
+      sent = sent + 20
+      clock.sleep(0.2)
+    end
+    local function arrive()
+      clock.until_(function() return s.trace:count "done" >= sent end, 40 * LATE, function()
+        return ("%d messages, %d came: %s"):format(sent, s.trace:count "done", s.child:stderr())
+      end)
+    end
+    s:start()
+    s:see "all workers started"
+    repeat wave() until asked "old" >= 3 * workers -- each worker asks by itself, again and again
+    arrive()
+
+    provider:say "refuse" -- for longer than a token lives
+    local before = asked "old"
+    s:see 'the token function: the token server answered 401: {\\"error\\":\\"invalid_client\\"}'
+    repeat wave() until asked "old" >= before + 2 * workers
+    local connection = s:status().connections[1]
+    assert.matches("the token server answered 401", connection.error, 1, true)
+    provider:say "break"
+    s:see "the token server answered 500"
+    provider:say "hang"
+    s:see "the token function: [^\n]*timed out"
+    provider:say "give"
+    arrive()
+
+    -- worse code is rolled back; its function is never asked
+    save(s, "token.lua", BY_HTTP:format(provider.url, "bad"))
+    save(s, "handlers/p.lua", "return { handle = function() error 'worse' end }")
+    local process_ = process.spawn { { supervised.binary, "reload", "--canary", "50%", "--for", "60s", "--least", "10" },
+      cwd = s.dir }
+    repeat wave() until not process_:alive()
+    assert.is_true(process_:wait(1) ~= 0, process_:stdout())
+    assert.matches("rolled back", process_:stdout() .. process_:stderr())
+    before = asked "old"
+    repeat wave() until asked "old" >= before + workers
+    arrive()
+    assert.equal(0, asked "bad")
+
+    -- good code asks its own function as soon as it is the only one
+    save(s, "token.lua", BY_HTTP:format(provider.url, "new"))
+    save(s, "handlers/p.lua", require("spec.support.project").handler(P))
+    process_ = process.spawn { { supervised.binary, "reload", "--canary", "50%", "--for", "3s", "--least", "5" },
+      cwd = s.dir }
+    repeat wave() until not process_:alive()
+    assert.equal(0, (process_:wait(1)), process_:stdout() .. process_:stderr())
+    clock.until_(function() return asked "new" >= workers end, 15 * LATE, "the new function, in every worker")
+    before = asked "old"
+    repeat wave() until asked "new" >= 3 * workers
+    assert.equal(before, asked "old")
+    arrive()
+    assert.equal(0, (s.child:stop(20)), s.child:stderr())
+
+    local seen = {}
+    for _, line in ipairs(s.trace:of "done") do seen[line.id] = true end
+    for i = 1, sent do assert.is_true(seen["m" .. i], "m" .. i .. " is missing") end
+    local out = s.outside:messages "out" -- exactly once, through all of it
+    assert.equal(sent / 5, #out)
   end)
 
   it("can be librdkafka's own", function()

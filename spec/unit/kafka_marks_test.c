@@ -10,6 +10,7 @@ enum { OFFSETS = 400, LIMIT = 4096 };
 
 typedef struct model {
     bool exists, added, done, begun;
+    bool done_now; /* in this life: no commit has it yet */
     uint32_t attempts;
     int64_t due;
     const char *error;
@@ -49,7 +50,12 @@ static void work(kafka_marks *m, model *all, uint64_t *next, int64_t now, int st
         }
         uint64_t offset = rnd(*next + 1);
         model *o = offset < OFFSETS ? &all[offset] : NULL;
-        if (!o || !o->added || o->done) continue;
+        if (!o || !o->added) continue;
+        if (o->done_now && rnd(3) == 0) {
+            kafka_marks_undone(m, offset);
+            *o = (model){.exists = true, .added = true};
+        }
+        if (o->done) continue;
         switch (rnd(4)) {
         case 0:
             kafka_marks_begin(m, offset);
@@ -62,7 +68,7 @@ static void work(kafka_marks *m, model *all, uint64_t *next, int64_t now, int st
             break;
         default:
             kafka_marks_done(m, offset);
-            o->done = true;
+            o->done = o->done_now = true;
             o->begun = false;
         }
     }
@@ -87,7 +93,7 @@ static void takeovers(void) {
             if (life)
                 CHECK(kafka_marks_read(m, text.data, text.len) || !text.len, "the metadata is readable");
             uint64_t next = start;
-            for (int i = 0; i < OFFSETS; i++) all[i].added = false;
+            for (int i = 0; i < OFFSETS; i++) all[i].added = all[i].done_now = false;
             work(m, all, &next, now, 300 + (int)rnd(400));
             bool crowded;
             text.len = 0;

@@ -48,6 +48,28 @@ static void forget_in(kafka_sub *s, mw_buf *list, const kafka_part *p) {
 void kafka_commit_forget(kafka_sub *s, const kafka_part *p) {
     forget_in(s, &s->gathering, p);
     if (!s->txn || !s->commit_under_way) forget_in(s, &s->committing, p); /* else a thread is at it */
+    forget_in(s, &s->aside, p);
+}
+
+kafka_part *kafka_commit_part(const kafka_sub *s, const kafka_wait *w) {
+    kafka_part *p = kafka_part_of(s, (uint64_t)w->epoch << KAFKA_EPOCH_SHIFT, w->unit);
+    return p && p->state != KAFKA_PART_LOST ? p : NULL;
+}
+
+void kafka_commit_undo(kafka_sub *s, const kafka_wait *w) {
+    kafka_part *p = kafka_commit_part(s, w);
+    if (!p) return;
+    kafka_marks_undone(p->marks, w->offset);
+    p->out++;
+    p->dirty = true;
+}
+
+void kafka_commit_redo(kafka_sub *s, const kafka_wait *w) {
+    kafka_part *p = kafka_commit_part(s, w);
+    if (!p) return;
+    kafka_marks_done(p->marks, w->offset);
+    p->out--;
+    p->dirty = true;
 }
 
 /* ---- settling ---- */
@@ -76,6 +98,7 @@ static void settle(kafka_sub *s, const mw_settlement *x) {
     kafka_wait w = {.cookie = x->cookie,
                     .publish = x->publish,
                     .publish_count = x->publish_count,
+                    .offset = offset,
                     .unit = p->unit,
                     .epoch = p->epoch};
     mw_buf_add(&s->gathering, &w, sizeof w);
@@ -152,7 +175,7 @@ static rd_kafka_topic_partition_list_t *what_to_commit(kafka_sub *s) {
 }
 
 bool kafka_commit_idle(const kafka_sub *s) {
-    if (s->commit_under_way) return false;
+    if (s->commit_under_way || s->aside.len) return false;
     for (uint32_t i = 0; i < s->part_count; i++)
         if (s->parts[i]->dirty && s->parts[i]->marks && s->parts[i]->state != KAFKA_PART_LOST) return false;
     return true;
@@ -161,6 +184,7 @@ bool kafka_commit_idle(const kafka_sub *s) {
 void kafka_commit_now(kafka_sub *s) {
     if (s->commit_under_way || s->state == KAFKA_LEAVES) return;
     mw_timer_stop(&s->pace);
+    if (s->txn) kafka_txn_choose(s->txn);
     rd_kafka_topic_partition_list_t *list = what_to_commit(s);
     if (list->cnt) {
         mw_buf free_one = s->committing;
@@ -204,8 +228,7 @@ static void refuse_orphans(kafka_sub *s, mw_buf *list) {
     kafka_wait *w = (kafka_wait *)(void *)list->data;
     size_t kept = 0;
     for (size_t i = 0; i < list->len / sizeof *w; i++) {
-        kafka_part *p = kafka_part_of(s, (uint64_t)w[i].epoch << KAFKA_EPOCH_SHIFT, w[i].unit);
-        if (!p || p->state == KAFKA_PART_LOST)
+        if (!kafka_commit_part(s, &w[i]))
             answer_later(s, &s->refused, w[i].cookie);
         else
             w[kept++] = w[i];
@@ -263,7 +286,7 @@ void kafka_commit_ended(kafka_sub *s, rd_kafka_resp_err_t err) {
     if (s->state == KAFKA_COMMITS_LAST && (kafka_commit_idle(s) || is_fence(err))) {
         kafka_sub_committed_last(s);
     } else if (!err && !kafka_commit_idle(s)) {
-        if (s->gathering.len || s->state == KAFKA_COMMITS_LAST || s->revoked)
+        if (s->gathering.len || s->aside.len || s->state == KAFKA_COMMITS_LAST || s->revoked)
             kafka_commit_soon(s);
         else
             kafka_commit_begun(s);

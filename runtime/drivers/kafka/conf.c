@@ -12,6 +12,7 @@ static const char *const defaults[][2] = {
     {"log.queue", "true"},
     {"topic.metadata.refresh.interval.ms", "30000"},
     {"topic.metadata.refresh.fast.interval.ms", "100"},
+    {"topic.metadata.propagation.max.ms", "5000"}, /* until a topic that is not there is an error */
     {"reconnect.backoff.ms", "100"},
     {"reconnect.backoff.max.ms", "2000"},
     {"socket.nagle.disable", "true"},
@@ -150,7 +151,9 @@ rd_kafka_t *kafka_conf_handle(kafka_conn *c, rd_kafka_type_t type, const char *c
     rd_kafka_conf_t *conf = rd_kafka_conf_dup(c->conf);
     bool transactional =
         pairs && strcmp(pairs[0], "transactional.id") == 0; /* nobody would take its events */
-    if (!transactional)
+    if (transactional)
+        rd_kafka_conf_set_dr_msg_cb(conf, kafka_txn_report);
+    else
         rd_kafka_conf_set_events(conf, RD_KAFKA_EVENT_REBALANCE | RD_KAFKA_EVENT_OFFSET_COMMIT |
                                            RD_KAFKA_EVENT_ERROR | RD_KAFKA_EVENT_LOG | RD_KAFKA_EVENT_DR);
     for (; pairs && *pairs; pairs += 2) {

@@ -180,6 +180,7 @@ static void free_sub(kafka_sub *s) {
     free(s->parts);
     mw_buf_free(&s->gathering);
     mw_buf_free(&s->committing);
+    mw_buf_free(&s->aside);
     mw_buf_free(&s->refused);
     mw_buf_free(&s->released);
     mw_buf_free(&s->headers);

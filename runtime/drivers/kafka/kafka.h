@@ -79,6 +79,7 @@ typedef struct kafka_wait { /* a settlement that is answered when a commit has i
     void *cookie;
     const mw_publication *publish; /* exactly once: they go with it */
     size_t publish_count;
+    uint64_t offset;
     uint32_t unit;
     uint16_t epoch;
 } kafka_wait;
@@ -109,6 +110,7 @@ struct kafka_sub {
 
     /* commit.c */
     mw_buf gathering, committing; /* of kafka_wait */
+    mw_buf aside;                 /* of kafka_wait: acks that wait for a later transaction; see txn.c */
     mw_buf refused;               /* of void *: settlements to be answered as fenced */
     mw_buf released;              /* of void *: settlements that need no commit */
     mw_timer pace;
@@ -183,6 +185,9 @@ void kafka_committed(kafka_sub *s, rd_kafka_event_t *ev);
 void kafka_commit_ended(kafka_sub *s, rd_kafka_resp_err_t err);
 void kafka_commit_forget(kafka_sub *s, const kafka_part *p); /* its settlements are fenced */
 bool kafka_commit_idle(const kafka_sub *s);
+kafka_part *kafka_commit_part(const kafka_sub *s, const kafka_wait *w); /* NULL: it is not ours any more */
+void kafka_commit_undo(kafka_sub *s, const kafka_wait *w);              /* an ack: it is not done after all */
+void kafka_commit_redo(kafka_sub *s, const kafka_wait *w);
 
 /* rebalance.c */
 void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev);
@@ -193,6 +198,8 @@ void kafka_lost(kafka_sub *s, const char *why); /* what we have is not ours any 
 kafka_txn *kafka_txn_new(kafka_sub *s);
 void kafka_txn_free(kafka_txn *t); /* NULL is fine */
 void kafka_txn_commit(kafka_txn *t, rd_kafka_topic_partition_list_t *offsets);
+void kafka_txn_report(rd_kafka_t *rk, const rd_kafka_message_t *m, void *opaque);
+void kafka_txn_choose(kafka_txn *t); /* before a commit: what goes into it */
 
 /* record.c */
 typedef struct kafka_retry { /* what a retry channel's message says about itself */
@@ -211,6 +218,8 @@ bool kafka_record_is_tombstone(const mw_parts *p);
 void kafka_publish(mw_conn *conn, const mw_publication *list, size_t count);
 void kafka_producer_prepare(kafka_conn *c);  /* it will be needed */
 void kafka_producer_free(kafka_producer *p); /* NULL is fine */
+/* Is it the message's own fault, not that of the network or the broker? Then e says what it is. */
+bool kafka_refusal(rd_kafka_resp_err_t err, const char *topic, mw_error *e);
 typedef struct kafka_confirm kafka_confirm;
 struct kafka_confirm { /* for publications of the driver itself */
     void (*done)(kafka_confirm *c, const mw_error *e);

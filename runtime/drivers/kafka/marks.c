@@ -138,6 +138,30 @@ void kafka_marks_done(kafka_marks *m, uint64_t offset) {
     move_mark(m);
 }
 
+static uint32_t insert(kafka_marks *m, uint64_t entry) { /* in its place; it is not there. Returns where */
+    if (m->count == m->capacity) grow(m);
+    uint32_t i = m->count++;
+    for (; i && (*at(m, i - 1) & OFFSET) > (entry & OFFSET); i--) *at(m, i) = *at(m, i - 1);
+    *at(m, i) = entry;
+    return i;
+}
+
+/* Two done entries stand for all that lies between them, so their neighbours of this one stand up for it. */
+void kafka_marks_undone(kafka_marks *m, uint64_t offset) {
+    uint64_t *e = find(m, offset);
+    if (e && !(*e & DONE)) return;
+    if (!e && offset < m->mark) { /* what is done left the ring when the mark passed it */
+        if (offset + 1 < m->mark) insert(m, (m->mark - 1) | DONE);
+        m->mark = offset;
+    }
+    m->pending++;
+    uint32_t i = e ? (uint32_t)(e - m->ring + m->capacity - m->head) & (m->capacity - 1) : insert(m, offset);
+    *at(m, i) = offset;
+    if (i + 1 < m->count && *at(m, i + 1) & DONE && (*at(m, i + 1) & OFFSET) > offset + 1)
+        insert(m, (offset + 1) | DONE);
+    if (i && *at(m, i - 1) & DONE && (*at(m, i - 1) & OFFSET) + 1 < offset) insert(m, (offset - 1) | DONE);
+}
+
 void kafka_marks_failed(kafka_marks *m, uint64_t offset, uint32_t attempts, int64_t due_ms, mw_text *error) {
     uint64_t *e = find(m, offset);
     if (!e || *e & DONE) return;

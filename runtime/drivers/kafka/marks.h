@@ -28,6 +28,8 @@ typedef enum { KAFKA_NEW, KAFKA_DONE_BEFORE, KAFKA_OLD } kafka_added;
 kafka_added kafka_marks_add(kafka_marks *m, uint64_t offset, kafka_past *past);
 void kafka_marks_begin(kafka_marks *m, uint64_t offset);
 void kafka_marks_done(kafka_marks *m, uint64_t offset);
+void kafka_marks_undone(kafka_marks *m,
+                        uint64_t offset); /* it is pending after all; no commit said it was done */
 void kafka_marks_failed(kafka_marks *m, uint64_t offset, uint32_t attempts, int64_t due_ms, mw_text *error);
 void kafka_marks_release(kafka_marks *m, uint64_t offset); /* it is not being handled after all */
 void kafka_marks_skip(kafka_marks *m, uint64_t to); /* there is nothing before `to` that was not added */

@@ -1,7 +1,8 @@
 /* producer.c - publishing. One idempotent producer per connection, made with the first publish. A full queue
  * is back-pressure: what does not fit waits here, in order. Delivery reports come back through an eventfd. A
  * fatal error (the idempotence is broken for good) replaces the producer: what it still had fails, and is
- * tried again by whoever published it. */
+ * tried again by whoever published it. A broker that finds a batch too large refuses all of it: what was in
+ * it goes out once more, each message alone, through a second producer. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,7 @@ struct handle { /* one librdkafka producer; replaced ones stay until their last 
 struct kafka_producer {
     kafka_conn *conn;
     handle *current, *replaced;
+    handle *singly; /* each message is a batch of its own; made when it is needed */
     mw_wake wake;
     mw_deferred serving;
     mw_timer poll;
@@ -37,9 +39,11 @@ enum { POLL_MS = 500 };
 
 /* ---- handles ---- */
 
-static handle *new_handle(kafka_producer *p, mw_error *e) {
+static const char *const one_by_one[] = {"batch.num.messages", "1", NULL};
+
+static handle *new_handle(kafka_producer *p, const char *const *pairs, mw_error *e) {
     static const uint64_t one = 1;
-    rd_kafka_t *rk = kafka_conf_handle(p->conn, RD_KAFKA_PRODUCER, NULL, e);
+    rd_kafka_t *rk = kafka_conf_handle(p->conn, RD_KAFKA_PRODUCER, pairs, e);
     if (!rk) return NULL;
     handle *h = calloc(1, sizeof *h);
     if (!h) abort();
@@ -76,8 +80,7 @@ static void end_handle(handle *h) {
     free(h);
 }
 
-static void replace(kafka_producer *p) {
-    handle *h = p->current;
+static void replace(kafka_producer *p, handle *h) {
     char text[256];
     rd_kafka_fatal_error(h->rk, text, sizeof text);
     mw_log_begin(MW_ERROR, "kafka: the producer failed for good and is replaced");
@@ -88,7 +91,10 @@ static void replace(kafka_producer *p) {
     rd_kafka_purge(h->rk, RD_KAFKA_PURGE_F_QUEUE | RD_KAFKA_PURGE_F_INFLIGHT | RD_KAFKA_PURGE_F_NON_BLOCKING);
     h->next = p->replaced;
     p->replaced = h;
-    p->current = NULL;
+    if (h == p->current)
+        p->current = NULL;
+    else
+        p->singly = NULL;
 }
 
 /* ---- errors ---- */
@@ -108,11 +114,32 @@ static void tell(kafka_conn *c, void *cookie, const mw_error *e) {
         c->host->published(c->link, cookie, e);
 }
 
+static const char *advice(rd_kafka_resp_err_t err) {
+    switch (err) {
+    case RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC:
+    case RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART:
+        return ": create it, for example with `moonwire topology apply`";
+    case RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE:
+    case RD_KAFKA_RESP_ERR_RECORD_LIST_TOO_LARGE:
+        return ": see max.message.bytes of the topic and message.max.bytes of the broker";
+    case RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED: return ": the user may not write to it";
+    default: return "";
+    }
+}
+
+static void explain(mw_error *e, int code, const char *topic, rd_kafka_resp_err_t err) {
+    mw_fail(e, code, !hopeless(err), "Kafka: topic %s: %s%s", topic, rd_kafka_err2str(err), advice(err));
+}
+
+bool kafka_refusal(rd_kafka_resp_err_t err, const char *topic, mw_error *e) {
+    if (!hopeless(err) && !*advice(err)) return false;
+    explain(e, MW_EREFUSED, topic, err);
+    return true;
+}
+
 static void refuse(kafka_conn *c, void *cookie, const char *topic, rd_kafka_resp_err_t err) {
     mw_error e;
-    bool unknown = err == RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC || err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART;
-    mw_fail(&e, MW_ECLOSED, !hopeless(err), "Kafka: topic %s: %s%s", topic, rd_kafka_err2str(err),
-            unknown ? ": create it, for example with `moonwire topology apply`" : "");
+    explain(&e, MW_ECLOSED, topic, err);
     tell(c, cookie, &e);
 }
 
@@ -150,13 +177,13 @@ static rd_kafka_resp_err_t produce(handle *h, const mw_publication *m) {
 /* 1: taken, 0: no room now, -1: refused */
 static int try_publish(kafka_producer *p, const mw_publication *m) {
     mw_error e;
-    if (!p->current && !(p->current = new_handle(p, &e))) {
+    if (!p->current && !(p->current = new_handle(p, NULL, &e))) {
         tell(p->conn, m->cookie, &e);
         return -1;
     }
     rd_kafka_resp_err_t err = produce(p->current, m);
     if (err == RD_KAFKA_RESP_ERR__FATAL) {
-        replace(p);
+        replace(p, p->current);
         return try_publish(p, m);
     }
     if (err == RD_KAFKA_RESP_ERR__QUEUE_FULL) return 0;
@@ -181,11 +208,38 @@ static void publish_waiting(kafka_producer *p) {
 
 /* ---- reports ---- */
 
+/* Its body is still there, see produce; everything else is copied. false: that cannot be done now. */
+static bool send_singly(kafka_producer *p, rd_kafka_message_t *m) {
+    if (!p->singly) {
+        p->singly = new_handle(p, one_by_one, NULL);
+        mw_log_begin(MW_WARN,
+                     "kafka: the broker refused a batch as too large, its messages go out one by one");
+        mw_log_text("topic", rd_kafka_topic_name(m->rkt));
+        mw_log_text("advice", "a batch.size below the topic's max.message.bytes is faster");
+        mw_log_end();
+    }
+    rd_kafka_headers_t *headers = NULL;
+    rd_kafka_timestamp_type_t kind;
+    if (!p->singly || rd_kafka_message_detach_headers(m, &headers)) return false;
+    rd_kafka_resp_err_t err = rd_kafka_producev(
+        p->singly->rk, RD_KAFKA_V_TOPIC(rd_kafka_topic_name(m->rkt)), RD_KAFKA_V_MSGFLAGS(0),
+        RD_KAFKA_V_VALUE(m->payload, m->len), RD_KAFKA_V_KEY(m->key, m->key_len),
+        RD_KAFKA_V_TIMESTAMP(rd_kafka_message_timestamp(m, &kind)), RD_KAFKA_V_HEADERS(headers),
+        RD_KAFKA_V_OPAQUE(m->_private), RD_KAFKA_V_END);
+    if (err) rd_kafka_headers_destroy(headers);
+    p->singly->out += !err;
+    return !err;
+}
+
 static void reported(handle *h, rd_kafka_event_t *ev) {
     kafka_conn *c = h->owner->conn;
+    bool company = rd_kafka_event_message_count(ev) > 1 || h->out > 1;
     for (const rd_kafka_message_t *m; (m = rd_kafka_event_message_next(ev));) {
         h->out--;
-        if (m->err) {
+        if (m->err == RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE && company && h != h->owner->singly &&
+            send_singly(h->owner, (rd_kafka_message_t *)(uintptr_t)m)) {
+            continue;
+        } else if (m->err) {
             refuse(c, m->_private, rd_kafka_topic_name(m->rkt), m->err);
         } else {
             kafka_up(c);
@@ -212,7 +266,7 @@ static bool serve(handle *h) {
             kafka_refused(h->owner->conn, rd_kafka_event_error_string(ev));
         else if (type == RD_KAFKA_EVENT_ERROR && rd_kafka_event_error(ev) == RD_KAFKA_RESP_ERR__FATAL &&
                  !h->fatal)
-            replace(h->owner);
+            replace(h->owner, h);
         rd_kafka_event_destroy(ev);
     }
     return true;
@@ -233,6 +287,7 @@ static void serve_all(mw_deferred *d) {
     kafka_producer *p = mw_container_of(d, kafka_producer, serving);
     if (p->late.len) refuse_late(p);
     bool more = p->current && serve(p->current);
+    more = (p->singly && serve(p->singly)) || more;
     for (handle **at = &p->replaced; *at;) {
         handle *h = *at;
         more = serve(h) || more;
@@ -274,7 +329,7 @@ static kafka_producer *producer_of(kafka_conn *c) {
 /* It connects and gets its id from the broker, so that the first message need not wait for that. */
 void kafka_producer_prepare(kafka_conn *c) {
     kafka_producer *p = producer_of(c);
-    if (!p->current) p->current = new_handle(p, NULL);
+    if (!p->current) p->current = new_handle(p, NULL, NULL);
 }
 
 static bool stood_still(kafka_conn *c) {
@@ -301,10 +356,12 @@ void kafka_publish_own(kafka_conn *c, const mw_publication *m, kafka_confirm *co
 
 void kafka_producer_free(kafka_producer *p) {
     if (!p) return;
-    if (p->current) {
-        rd_kafka_purge(p->current->rk,
+    handle *ours[] = {p->current, p->singly};
+    for (int i = 0; i < 2; i++) {
+        if (!ours[i]) continue;
+        rd_kafka_purge(ours[i]->rk,
                        RD_KAFKA_PURGE_F_QUEUE | RD_KAFKA_PURGE_F_INFLIGHT | RD_KAFKA_PURGE_F_NON_BLOCKING);
-        end_handle(p->current);
+        end_handle(ours[i]);
     }
     for (handle *h; (h = p->replaced);) {
         p->replaced = h->next;

@@ -70,6 +70,14 @@ void rd_kafka_CreatePartitions(rd_kafka_t *rk, void **list, size_t n, const rd_k
   rd_kafka_queue_t *q);
 void rd_kafka_CreateTopics(rd_kafka_t *rk, rd_kafka_NewTopic_t **topics, size_t n, const rd_kafka_AdminOptions_t *o,
   rd_kafka_queue_t *q);
+void *rd_kafka_DeleteTopic_new(const char *topic);
+void rd_kafka_DeleteTopic_destroy(void *t);
+void rd_kafka_DeleteTopics(rd_kafka_t *rk, void **list, size_t n, const rd_kafka_AdminOptions_t *o,
+  rd_kafka_queue_t *q);
+void *rd_kafka_AclBinding_new(int resource, const char *name, int pattern, const char *principal, const char *host,
+  int operation, int permission, char *errstr, size_t n);
+void rd_kafka_AclBinding_destroy(void *acl);
+void rd_kafka_CreateAcls(rd_kafka_t *rk, void **list, size_t n, const rd_kafka_AdminOptions_t *o, rd_kafka_queue_t *q);
 rd_kafka_mock_cluster_t *rd_kafka_mock_cluster_new(rd_kafka_t *rk, int brokers);
 const char *rd_kafka_mock_cluster_bootstraps(const rd_kafka_mock_cluster_t *c);
 void rd_kafka_mock_push_request_errors_array(rd_kafka_mock_cluster_t *c, int16_t api, size_t n, const int *errors);
@@ -184,6 +192,42 @@ function M.add_partitions(bootstrap, topic, total)
   C.rd_kafka_queue_destroy(q)
   C.rd_kafka_NewPartitions_destroy(list[0])
   wait.until_(function() return M.topics(bootstrap)[topic] == total end, 20, "the new partitions")
+end
+
+-- Sends a request of the administration and waits for its answer.
+local function ask(rk, what, send)
+  local q = C.rd_kafka_queue_new(rk)
+  send(q)
+  local event = C.rd_kafka_queue_poll(q, 30000)
+  assert(event ~= nil, what .. " was not answered")
+  check(what, C.rd_kafka_event_error(event))
+  C.rd_kafka_event_destroy(event)
+  C.rd_kafka_queue_destroy(q)
+end
+
+function M.delete(bootstrap, topic)
+  local rk = of(bootstrap)
+  local list = ffi.new("void *[1]", { C.rd_kafka_DeleteTopic_new(topic) })
+  ask(rk, "DeleteTopics", function(q) C.rd_kafka_DeleteTopics(rk, list, 1, nil, q) end)
+  C.rd_kafka_DeleteTopic_destroy(list[0])
+  wait.until_(function() return not M.topics(bootstrap)[topic] end, 20, "the topic to be gone")
+end
+
+local RESOURCES = { topic = 2, group = 3 }
+local OPERATIONS = { all = 2, read = 3, write = 4, create = 5, describe = 8 }
+local PERMISSIONS = { deny = 2, allow = 3 }
+local LITERAL, PREFIXED = 3, 4
+
+--- M.permit(bootstrap, "allow", "User:me", "topic", "read", "orders"); a name that ends with * is a prefix.
+function M.permit(bootstrap, permission, principal, resource, operation, name)
+  local rk, text = of(bootstrap), ffi.new "char[512]"
+  local prefix = name:match "^(.+)%*$"
+  local acl = C.rd_kafka_AclBinding_new(RESOURCES[resource], prefix or name, prefix and PREFIXED or LITERAL, principal,
+    "*", OPERATIONS[operation], PERMISSIONS[permission], text, 512)
+  if acl == nil then error(ffi.string(text), 2) end
+  local list = ffi.new("void *[1]", { acl })
+  ask(rk, "CreateAcls", function(q) C.rd_kafka_CreateAcls(rk, list, 1, nil, q) end)
+  C.rd_kafka_AclBinding_destroy(acl)
 end
 
 --- The first offset and the one after the last.
