@@ -57,27 +57,27 @@ int mw_message_check(const mw_parts *p, mw_error *e) {
 }
 
 /* ---- memory: messages come and go by hundreds, more than malloc keeps at hand for a thread, and then it
- * joins and splits its blocks each time. What is freed is kept for the next one of about that size;
- * sanitizers see every block for itself. ---- */
+ * joins and splits its blocks each time. What is freed is kept for the next one of about that size.
+ * Sanitizers get to see every block by itself. ---- */
 
+enum { STEP = 64, CLASSES = 16 };
 #ifdef __SANITIZE_ADDRESS__
-enum { STEP = 64, CLASSES = 16, KEPT = 0 };
+enum { KEPT_MAX = 0 };
 #else
-enum { STEP = 64, CLASSES = 16, KEPT = 1024 };
+enum { KEPT_MAX = 4 << 20 };
 #endif
 
 static _Thread_local struct {
-    void *first; /* each begins with the next one */
-    uint32_t count;
-} kept[CLASSES];
+    void *first[CLASSES]; /* by size; each block begins with the next one */
+    size_t bytes;
+} kept;
 
 static void *new_space(size_t size) {
     size_t class = (size - 1) / STEP;
-    void *space;
-    if (class < CLASSES && kept[class].first) {
-        space = kept[class].first;
-        kept[class].first = *(void **)space;
-        kept[class].count--;
+    void *space = class < CLASSES ? kept.first[class] : NULL;
+    if (space) {
+        kept.first[class] = *(void **)space;
+        kept.bytes -= (class + 1) * STEP;
         return space;
     }
     if (!(space = malloc(class < CLASSES ? (class + 1) * STEP : size))) abort();
@@ -86,13 +86,13 @@ static void *new_space(size_t size) {
 
 static void free_space(void *space, size_t size) {
     size_t class = (size - 1) / STEP;
-    if (class >= CLASSES || kept[class].count >= KEPT) {
+    if (class >= CLASSES || kept.bytes >= KEPT_MAX) {
         free(space);
         return;
     }
-    *(void **)space = kept[class].first;
-    kept[class].first = space;
-    kept[class].count++;
+    *(void **)space = kept.first[class];
+    kept.first[class] = space;
+    kept.bytes += (class + 1) * STEP;
 }
 
 /* ---- making ---- */

@@ -200,7 +200,7 @@ bool kafka_record_is_tombstone(const mw_parts *p) {
 }
 
 rd_kafka_headers_t *kafka_record_headers(const mw_parts *p) {
-    rd_kafka_headers_t *list = rd_kafka_headers_new(8);
+    rd_kafka_headers_t *list = rd_kafka_headers_new(p->headers_len ? 8 : 2); /* it allocates for so many */
     if (p->id_len) rd_kafka_header_add(list, ID, sizeof ID - 1, p->id, (ssize_t)p->id_len);
     if (p->type_len) rd_kafka_header_add(list, TYPE, sizeof TYPE - 1, p->type, (ssize_t)p->type_len);
     if (p->priority != MW_PRIORITY_DEFAULT) {
