@@ -248,6 +248,9 @@ typedef struct mw_driver {
     const char *name;
     const char *const *schemes; /* NULL-terminated */
     unsigned can;               /* MW_CAN_* */
+    /* Settlements are answered by commits, many at once and late: up to this many buffers of messages that
+     * are handled and wait for theirs do not count against the pipeline's buffer. 0: they do. */
+    uint32_t handled_buffers;
 
     /* Optional: what can be said against the address without touching anything. */
     int (*check)(const mw_url *url, mw_error *e);
@@ -272,6 +275,10 @@ typedef struct mw_driver {
      * messages the driver delivers nothing newer of that key, except what carries the header mw-replay: those
      * wait behind the parked ones. */
     void (*unpark)(mw_sub *s, uint64_t lane);
+    /* Optional, for brokers where a message's id is work to read (mw_message_new_unread): writes the place
+     * where it stands, which is the same at every delivery, and returns its length. What was begun is kept
+     * under this name, so that it need not be read for that. Signal handlers call it, too. */
+    size_t (*locate)(const mw_sub *s, uint64_t tag, uint32_t unit, char *out, size_t size);
     /* Optional: adds to a dead letter's headers where exactly the message stood. */
     void (*origin)(mw_sub *s, const mw_origin *o, mw_headers *out);
     bool (*depth)(mw_sub *s, mw_depth *out);                /* what is known now, without waiting */

@@ -12,7 +12,7 @@ struct mw_message { /* 28 bytes; the bytes follow: id, key, type, headers, then 
     uint32_t refs;
     uint32_t body_len, key_len, headers_len;
     uint8_t id_len, type_len, priority;
-    bool has_key : 1, borrowed : 1;
+    bool has_key : 1, borrowed : 1, lazy : 1;
     char bytes[];
 };
 enum { RECORD = offsetof(mw_message, bytes) };
@@ -24,6 +24,14 @@ typedef struct mw_loan { /* stands right in front of a borrowed message */
 } mw_loan;
 
 static mw_loan *loan_of(const mw_message *m) { return (mw_loan *)(uintptr_t)m - 1; }
+
+typedef struct mw_later { /* stands right in front of a lazy message, and the owner in front of it */
+    const mw_unread *kind;
+    mw_message *rest; /* what was read: id, type, headers, priority */
+} mw_later;
+
+static mw_later *later_of(const mw_message *m) { return (mw_later *)(uintptr_t)m - 1; }
+static void *owner_of(mw_later *l) { return (char *)l - l->kind->size; }
 
 int mw_message_check(const mw_parts *p, mw_error *e) {
     if (p->body_len > MW_BODY_MAX)
@@ -48,6 +56,47 @@ int mw_message_check(const mw_parts *p, mw_error *e) {
     return 0;
 }
 
+/* ---- memory: messages come and go by hundreds, more than malloc keeps at hand for a thread, and then it
+ * joins and splits its blocks each time. What is freed is kept for the next one of about that size.
+ * Sanitizers get to see every block by itself. ---- */
+
+enum { STEP = 64, CLASSES = 16 };
+#ifdef __SANITIZE_ADDRESS__
+enum { KEPT_MAX = 0 };
+#else
+enum { KEPT_MAX = 4 << 20 };
+#endif
+
+static _Thread_local struct {
+    void *first[CLASSES]; /* by size; each block begins with the next one */
+    size_t bytes;
+} kept;
+
+static void *new_space(size_t size) {
+    size_t class = (size - 1) / STEP;
+    void *space = class < CLASSES ? kept.first[class] : NULL;
+    if (space) {
+        kept.first[class] = *(void **)space;
+        kept.bytes -= (class + 1) * STEP;
+        return space;
+    }
+    if (!(space = malloc(class < CLASSES ? (class + 1) * STEP : size))) abort();
+    return space;
+}
+
+static void free_space(void *space, size_t size) {
+    size_t class = (size - 1) / STEP;
+    if (class >= CLASSES || kept.bytes >= KEPT_MAX) {
+        free(space);
+        return;
+    }
+    *(void **)space = kept.first[class];
+    kept.first[class] = space;
+    kept.bytes += (class + 1) * STEP;
+}
+
+/* ---- making ---- */
+
 static char *append(char *at, const char *data, size_t len) {
     if (len) memcpy(at, data, len);
     return at + len;
@@ -65,6 +114,7 @@ static mw_message *build(void *space, const mw_parts *p, bool borrowed) {
     m->priority = p->priority;
     m->has_key = p->has_key;
     m->borrowed = borrowed;
+    m->lazy = false;
     char *at = append(m->bytes, p->id, p->id_len);
     at = append(at, p->key, m->key_len);
     at = append(at, p->type, p->type_len);
@@ -78,16 +128,37 @@ static size_t meta_size(const mw_parts *p) {
 }
 
 mw_message *mw_message_new(const mw_parts *p) {
-    void *space = malloc(RECORD + meta_size(p) + p->body_len);
-    if (!space) abort();
-    return build(space, p, false);
+    return build(new_space(RECORD + meta_size(p) + p->body_len), p, false);
 }
 
 mw_message *mw_message_borrow(const mw_parts *p, void (*release)(void *owner), void *owner) {
-    mw_loan *loan = malloc(sizeof *loan + RECORD + meta_size(p));
-    if (!loan) abort();
+    mw_loan *loan = new_space(sizeof *loan + RECORD + meta_size(p));
     *loan = (mw_loan){release, owner, p->body};
     return build(loan + 1, p, true);
+}
+
+mw_message *mw_message_new_unread(const mw_parts *p, const mw_unread *kind, void **owner) {
+    mw_parts now = {.body = p->body,
+                    .body_len = p->body_len,
+                    .key = p->key,
+                    .key_len = p->key_len,
+                    .has_key = p->has_key,
+                    .priority = MW_PRIORITY_DEFAULT,
+                    .time_ms = p->time_ms};
+    char *space = new_space(kind->size + sizeof(mw_later) + RECORD + meta_size(&now) + now.body_len);
+    mw_later *later = (mw_later *)(void *)(space + kind->size);
+    *later = (mw_later){kind, NULL};
+    mw_message *m = build(later + 1, &now, false);
+    m->lazy = true;
+    *owner = space;
+    return m;
+}
+
+void mw_message_read(const mw_message *m) {
+    if (!m->lazy || later_of(m)->rest) return;
+    mw_later *l = later_of(m);
+    l->rest = l->kind->read(owner_of(l));
+    l->kind->release(owner_of(l));
 }
 
 mw_message *mw_message_ref(mw_message *m) {
@@ -97,16 +168,21 @@ mw_message *mw_message_ref(mw_message *m) {
 
 void mw_message_unref(mw_message *m) {
     if (!m || --m->refs) return;
-    if (!m->borrowed) {
-        free(m);
-        return;
+    if (m->lazy) {
+        mw_later *later = later_of(m);
+        if (!later->rest) later->kind->release(owner_of(later));
+        mw_message_unref(later->rest);
+        free_space(owner_of(later), later->kind->size + sizeof *later + mw_message_size(m));
+    } else if (m->borrowed) {
+        mw_loan *loan = loan_of(m);
+        loan->release(loan->owner);
+        free_space(loan, sizeof *loan + mw_message_size(m) - m->body_len);
+    } else {
+        free_space(m, mw_message_size(m));
     }
-    mw_loan *loan = loan_of(m);
-    loan->release(loan->owner);
-    free(loan);
 }
 
-void mw_message_parts(const mw_message *m, mw_parts *out) {
+void mw_message_known(const mw_message *m, mw_parts *out) {
     const char *key = m->bytes + m->id_len, *type = key + m->key_len, *headers = type + m->type_len;
     *out = (mw_parts){.body = m->borrowed ? loan_of(m)->body : headers + m->headers_len,
                       .body_len = m->body_len,
@@ -121,6 +197,21 @@ void mw_message_parts(const mw_message *m, mw_parts *out) {
                       .headers_len = m->headers_len,
                       .priority = m->priority,
                       .time_ms = m->time_ms};
+}
+
+void mw_message_parts(const mw_message *m, mw_parts *out) {
+    mw_message_known(m, out);
+    if (!m->lazy) return;
+    mw_message_read(m);
+    mw_parts rest;
+    mw_message_known(later_of(m)->rest, &rest);
+    out->id = rest.id;
+    out->id_len = rest.id_len;
+    out->type = rest.type;
+    out->type_len = rest.type_len;
+    out->headers = rest.headers;
+    out->headers_len = rest.headers_len;
+    out->priority = rest.priority;
 }
 
 size_t mw_message_size(const mw_message *m) {

@@ -1,7 +1,8 @@
 /* message.h - an immutable message: body, key, headers, id, content type, publish time, priority.
  * Reference counted; one allocation holds the record and its bytes. A driver that already has the body in
- * memory of its own passes `owner` and `release` to mw_message_borrow instead of copying it. Loop thread only
- * (the count is not atomic), except that a thread may build one before it hands it over. */
+ * memory of its own passes `owner` and `release` to mw_message_borrow instead of copying it; one for which id
+ * and headers are work makes an unread message. Loop thread only (the count is not atomic), except that a
+ * thread may build one before it hands it over. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,10 +31,25 @@ mw_message *mw_message_new(const mw_parts *p);
 /* Copies everything but the body; calls release(owner) when the last reference goes. */
 mw_message *mw_message_borrow(const mw_parts *p, void (*release)(void *owner), void *owner);
 
+/* An unread message: it has body, key and time; id, type, headers and priority are read from where they came
+ * when somebody asks for them, which a simple handler never does. Its order is that of the default priority,
+ * and its size without them. */
+typedef struct mw_unread {
+    size_t size;                      /* of the owner, a multiple of 16: it stands in front of the message */
+    mw_message *(*read)(void *owner); /* a message that has those four parts; the reference passes */
+    void (*release)(void *owner);     /* read by now, or never to be */
+} mw_unread;
+mw_message *mw_message_new_unread(const mw_parts *p, const mw_unread *kind, void **owner);
+void mw_message_read(const mw_message *m); /* now, if it is not yet; a borrowed or whole one always is */
+
 mw_message *mw_message_ref(mw_message *m);
 void mw_message_unref(mw_message *m); /* NULL is fine */
 
 void mw_message_parts(const mw_message *m, mw_parts *out); /* pointers live as long as m */
+/* The same without reading anything: an unread one has no id, type and headers here. For signal handlers,
+ * too.
+ */
+void mw_message_known(const mw_message *m, mw_parts *out);
 size_t mw_message_size(const mw_message *m);   /* what it costs in memory: the unit of byte limits */
 uint64_t mw_message_lane(const mw_message *m); /* hash of the key; 0 without a key */
 uint8_t mw_message_priority(const mw_message *m);

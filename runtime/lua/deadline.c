@@ -103,10 +103,11 @@ static void arm(void) {
 }
 
 static void give_up(const mw_delivery *d) {
-    mw_parts parts;
-    mw_message_parts(mw_delivery_message(d), &parts);
+    char space[MW_NAME_SPACE];
+    size_t len;
+    const char *name = mw_delivery_name(d, space, &len); /* reading the id would allocate */
     mw_log_last("stuck in a C call past its timeout: the process ends",
-                mw_pipeline_name(mw_delivery_pipeline(d)), parts.id, parts.id_len);
+                mw_pipeline_name(mw_delivery_pipeline(d)), name, len);
     _exit(MW_EXIT_STUCK);
 }
 

@@ -61,6 +61,7 @@ typedef struct mw_failure {
 } mw_failure; /* the layout of mw_error */
 
 void mw_message_parts(const struct mw_message *m, mw_parts *out);
+void mw_message_known(const struct mw_message *m, mw_parts *out);     /* body, key and time at least */
 struct mw_message *mw_message_make(const mw_parts *p, mw_failure *e); /* checked; NULL: e says why */
 /* A message of these parts, but with this body, that goes out with the delivery's ack. -1: e says why. */
 int mw_delivery_send(struct mw_delivery *d, struct mw_link *l, const char *channel, const mw_parts *p,

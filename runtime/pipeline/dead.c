@@ -97,8 +97,12 @@ mw_message *mw_tier_copy(const mw_delivery *d, int64_t delay_ms) {
 }
 
 void mw_delivery_log(int level, const char *text, const mw_delivery *d) {
-    mw_parts parts;
-    mw_message_parts(d->msg, &parts);
+    mw_parts parts = {0};
+    char space[MW_NAME_SPACE];
+    if (d->msg)
+        mw_message_parts(d->msg, &parts);
+    else
+        parts.id = mw_delivery_name(d, space, &parts.id_len);
     mw_log_begin((mw_level)level, text);
     mw_log_text("pipeline", d->pipeline->spec.name);
     mw_log_str("id", parts.id, parts.id_len);

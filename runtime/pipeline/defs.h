@@ -38,7 +38,7 @@ struct mw_outgoing { /* one publish of a handler, or a dead letter */
 
 struct mw_delivery {
     mw_pipeline *pipeline;
-    mw_message *msg;
+    mw_message *msg; /* NULL: handled, and its name can be told without it */
     uint64_t tag, lane_key;
     uint32_t unit, attempt;
     mw_delivery *next, *prev;          /* in the ready list, the unkeyed list, or its lane (next only) */
@@ -66,7 +66,7 @@ struct mw_delivery {
     uint8_t mark;   /* mw_mark to set with the ack */
     uint8_t weight; /* how many its time stands for */
     bool fenced : 1, counted : 1, hold : 1, failed_publish : 1, refused_publish : 1, dead_letter : 1,
-        replay : 1, expired : 1, marked : 1, on_ledger : 1, suspect : 1,
+        replay : 1, expired : 1, marked : 1, on_ledger : 1, suspect : 1, handled : 1,
         on_trial : 1; /* ready, and for the generation on trial */
     bool late;        /* not a bit: a signal handler sets it */
 };
@@ -113,6 +113,7 @@ struct mw_pipeline {
     mw_list unkeyed, expired;
     mw_delivery *all;
     uint32_t in_flight, running, budget;
+    uint32_t handled; /* of those in flight: nothing but the broker's answer is missing */
     size_t in_flight_bytes;
     bool paused;  /* told the driver "no room"; it waits for resume */
     bool stopped; /* by mw_pipeline_pause: nothing is taken */
@@ -140,6 +141,7 @@ struct mw_pipeline {
 
 /* pipeline.c */
 mw_delivery *mw_delivery_new(mw_pipeline *p);
+void mw_delivery_drop_message(mw_delivery *d);
 void mw_delivery_free(mw_delivery *d); /* gives back memory, window and outgoing; not in any list by then */
 void mw_pipeline_wake(mw_pipeline *p);
 void mw_outlet_wake(mw_outlet *o);
@@ -151,6 +153,7 @@ void mw_list_push(mw_list *l, mw_delivery *d);
 void mw_list_remove(mw_list *l, mw_delivery *d);
 
 /* source.c */
+uint32_t mw_source_held(const mw_pipeline *p); /* how many count against the buffer */
 void mw_source_maybe_resume(mw_pipeline *p);
 void mw_delivery_start_or_hold(mw_delivery *d);
 

@@ -47,16 +47,17 @@ const mw_tally *mw_pipeline_look(mw_pipeline *p) {
                         .breaker = (uint32_t)p->breaker,
                         .breaker_left_ms = until(p, &p->breaker_timer),
                         .paused = p->stopped,
-                        .full = p->in_flight >= p->spec.buffer_count ||
+                        .full = mw_source_held(p) >= p->spec.buffer_count ||
                                 p->in_flight_bytes >= p->spec.buffer_bytes,
                         .draining = p->draining,
                         .generation = p->main.generation};
     if (!p->sub || !p->driver->depth(p->sub, &out->depth)) out->depth = (mw_depth){0};
     for (const mw_delivery *d = p->all; d; d = d->all_next) {
         mw_parts parts;
-        mw_message_parts(d->msg, &parts);
-        if (!oldest || parts.time_ms < oldest) oldest = parts.time_ms;
         count(d, out);
+        if (!d->msg) continue;
+        mw_message_known(d->msg, &parts);
+        if (!oldest || parts.time_ms < oldest) oldest = parts.time_ms;
     }
     count_keys(p, out);
     if (out->depth.oldest_ms && (!oldest || out->depth.oldest_ms < oldest)) oldest = out->depth.oldest_ms;
@@ -114,7 +115,9 @@ const mw_delivery *mw_delivery_behind(const mw_delivery *d) {
 }
 
 const mw_delivery *mw_pipeline_each(const mw_pipeline *p, const mw_delivery *d) {
-    return d ? d->all_next : p->all;
+    d = d ? d->all_next : p->all;
+    while (d && !d->msg) d = d->all_next;
+    return d;
 }
 
 size_t mw_pipeline_places(mw_pipeline *p, mw_place *out, size_t max) {

@@ -55,10 +55,11 @@ void mw_isolate_forget(mw_pipeline *p) {
 }
 
 static uint64_t hash_of(const mw_delivery *d) { /* two pipelines have each a message of that id */
-    mw_parts parts;
-    mw_message_parts(d->msg, &parts);
+    char space[MW_NAME_SPACE];
+    size_t len;
+    const char *name = mw_delivery_name(d, space, &len);
     uint64_t both[2] = {mw_hash64(d->pipeline->spec.name, strlen(d->pipeline->spec.name)),
-                        mw_hash64(parts.id, parts.id_len)};
+                        mw_hash64(name, len)};
     return mw_hash64(both, sizeof both);
 }
 
@@ -117,12 +118,13 @@ mw_isolation mw_isolate_ask(mw_delivery *d) {
 }
 
 void mw_isolate_begin(mw_delivery *d) {
-    mw_parts parts;
-    mw_message_parts(d->msg, &parts);
+    char space[MW_NAME_SPACE];
+    size_t len;
+    const char *name = mw_delivery_name(d, space, &len);
     if (!d->ledger_hash) d->ledger_hash = hash_of(d);
     d->on_ledger = true;
-    d->ledger_entry = mw_ledger_begin(d->ledger_hash, d->lane_key, mw_tally_place(d->pipeline->tally),
-                                      parts.id, parts.id_len);
+    d->ledger_entry =
+        mw_ledger_begin(d->ledger_hash, d->lane_key, mw_tally_place(d->pipeline->tally), name, len);
     state.running++;
     if (!d->suspect) return;
     state.alone = true;

@@ -229,6 +229,18 @@ void mw_pipeline_counters(const mw_pipeline *p, mw_counters *out) { *out = p->ta
 uint32_t mw_pipeline_in_flight(const mw_pipeline *p) { return p->in_flight; }
 uint32_t mw_pipeline_running(const mw_pipeline *p) { return p->running; }
 mw_message *mw_delivery_message(const mw_delivery *d) { return d->msg; }
+
+const char *mw_delivery_name(const mw_delivery *d, char space[MW_NAME_SPACE], size_t *len) {
+    const mw_pipeline *p = d->pipeline;
+    if (p->driver->locate) {
+        *len = p->driver->locate(p->sub, d->tag, d->unit, space, MW_NAME_SPACE);
+        return space;
+    }
+    mw_parts parts;
+    mw_message_known(d->msg, &parts);
+    *len = parts.id_len;
+    return parts.id;
+}
 uint32_t mw_delivery_attempt(const mw_delivery *d) { return d->attempt; }
 mw_pipeline *mw_delivery_pipeline(const mw_delivery *d) { return d->pipeline; }
 bool mw_delivery_fenced(const mw_delivery *d) { return d->fenced; }
@@ -278,14 +290,20 @@ mw_delivery *mw_delivery_new(mw_pipeline *p) {
     return d;
 }
 
+void mw_delivery_drop_message(mw_delivery *d) {
+    d->pipeline->in_flight_bytes -= mw_message_size(d->msg);
+    mw_message_unref(d->msg);
+    d->msg = NULL;
+}
+
 void mw_delivery_free(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
     mw_timer_stop(&d->timer);
     if (d->on_ledger) mw_isolate_end(d);
     if (d->outgoing) mw_outgoing_discard(d);
     p->in_flight--;
-    p->in_flight_bytes -= mw_message_size(d->msg);
-    mw_message_unref(d->msg);
+    p->handled -= d->handled;
+    if (d->msg) mw_delivery_drop_message(d);
     mw_text_unref(d->first_error);
     mw_text_unref(d->error);
     free(d->dedupe_key);

@@ -102,7 +102,11 @@ int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_m
 /* [lua] Dedupe: answers through `answer` later. The key is remembered and marked done with the ack. */
 void mw_delivery_claim(mw_delivery *d, const char *key, size_t len, mw_claimant *c);
 
-mw_message *mw_delivery_message(const mw_delivery *d);
+mw_message *mw_delivery_message(const mw_delivery *d); /* NULL: handled already, and forgotten */
+/* What it is called, without reading anything: its place, where the driver tells it, or its id. The same at
+ * every delivery. `space` is for the former. */
+enum { MW_NAME_SPACE = 320 };
+const char *mw_delivery_name(const mw_delivery *d, char space[MW_NAME_SPACE], size_t *len);
 uint32_t mw_delivery_attempt(const mw_delivery *d);
 mw_pipeline *mw_delivery_pipeline(const mw_delivery *d);
 bool mw_delivery_fenced(const mw_delivery *d);

@@ -45,22 +45,23 @@ static bool done_with_ack(const mw_delivery *d);
 static void submit(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
     bool done = d->op == MW_SETTLE_ACK && done_with_ack(d);
-    mw_settlement s = {.op = (mw_settle_op)d->op,
-                       .tag = d->tag,
-                       .unit = d->unit,
-                       .attempt = d->attempt,
-                       .delay_ms = d->delay_ms,
-                       .hold = d->hold,
-                       .error = d->error,
-                       .lane = d->lane_key,
-                       .mark = (mw_mark)d->mark,
-                       .publish = d->publications,
-                       .publish_count = d->publications ? d->outgoing_count : 0,
-                       .done_key = done ? d->dedupe_key : NULL,
-                       .done_len = d->dedupe_len,
-                       .done_ttl_ms = p->spec.dedupe_ttl_ms,
-                       .cookie = d};
-    mw_buf_add(&p->settlements, &s, sizeof s);
+    mw_settlement *s = (mw_settlement *)(void *)mw_buf_reserve(&p->settlements, sizeof *s);
+    *s = (mw_settlement){.op = (mw_settle_op)d->op,
+                         .tag = d->tag,
+                         .unit = d->unit,
+                         .attempt = d->attempt,
+                         .delay_ms = d->delay_ms,
+                         .hold = d->hold,
+                         .error = d->error,
+                         .lane = d->lane_key,
+                         .mark = (mw_mark)d->mark,
+                         .publish = d->publications,
+                         .publish_count = d->publications ? d->outgoing_count : 0,
+                         .done_key = done ? d->dedupe_key : NULL,
+                         .done_len = d->dedupe_len,
+                         .done_ttl_ms = p->spec.dedupe_ttl_ms,
+                         .cookie = d};
+    p->settlements.len += sizeof *s;
     mw_defer(p->loop, &p->flush, turn_end);
 }
 
@@ -130,8 +131,12 @@ void mw_settle_ack(mw_delivery *d) {
     d->state = MW_D_SETTLING;
     d->op = MW_SETTLE_ACK;
     if (!d->outgoing) { /* nothing can fail that would make it run again: the lane may move on */
+        d->handled = true;
+        d->pipeline->handled++;
         mw_lane_leave(d);
         submit_ack(d);
+        if (d->pipeline->driver->locate) mw_delivery_drop_message(d); /* now it is in the cache */
+        if (d->pipeline->driver->handled_buffers) mw_source_maybe_resume(d->pipeline);
     } else if (all_in_one_transaction(d)) {
         attach_publications(d);
         submit_ack(d);

@@ -6,8 +6,15 @@
 
 enum { DEATHS_NEARBY = 64 };
 
+/* Where a commit answers for many at once, the buffer would otherwise be full of messages that are done, and
+ * the rate no more than one buffer a commit. */
+uint32_t mw_source_held(const mw_pipeline *p) {
+    uint64_t apart = (uint64_t)p->spec.buffer_count * p->driver->handled_buffers;
+    return p->in_flight - (p->handled < apart ? p->handled : (uint32_t)apart);
+}
+
 static bool has_room(const mw_pipeline *p, uint32_t count, size_t bytes) {
-    return p->in_flight < count && p->in_flight_bytes < bytes;
+    return mw_source_held(p) < count && p->in_flight_bytes < bytes;
 }
 
 size_t mw_source_room(mw_source *s, size_t *bytes) {
@@ -16,7 +23,7 @@ size_t mw_source_room(mw_source *s, size_t *bytes) {
                 has_room(p, p->spec.buffer_count, p->spec.buffer_bytes);
     *bytes = open ? p->spec.buffer_bytes - p->in_flight_bytes : 0;
     p->paused = !open;
-    return open ? p->spec.buffer_count - p->in_flight : 0;
+    return open ? p->spec.buffer_count - mw_source_held(p) : 0;
 }
 
 /* Below the low mark, half of the high one: not at every message, so that the driver fetches whole batches.

@@ -11,7 +11,8 @@ ffi.cdef [[
   double mw_bench_now(bool cpu);
   void mw_bench_fill(const char *broker, const char *channel, uint32_t count, uint32_t keys, uint32_t body);
   double mw_bench_bare(uint32_t count, uint32_t keys, uint32_t body, bool cpu);
-  void mw_bench_publish(struct mw_link *l, const char *channel, uint32_t count, uint32_t keys, uint32_t body);
+  void mw_bench_publish(struct mw_link *l, const char *channel, uint32_t count, uint32_t keys, uint32_t body,
+    bool typed);
   uint32_t mw_bench_unconfirmed(void);
   double mw_bench_rss(void);
   double mw_bench_heap(void);

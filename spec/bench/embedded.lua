@@ -23,7 +23,7 @@ local function confirmed() return F.mw_bench_unconfirmed() == 0 end
 
 if arg[1] == "--seed" then
   local link = open_link(arg[2])
-  F.mw_bench_publish(link, arg[3], 1, 1, BODY)
+  F.mw_bench_publish(link, arg[3], 1, 1, BODY, true)
   bench.timed(confirmed)
   return
 end
@@ -51,7 +51,7 @@ bench.close(app)
 local link = open_link(folder)
 local at = commits()
 local result = { messages = count, body = BODY }
-F.mw_bench_publish(link, "in", count, 1000, BODY)
+F.mw_bench_publish(link, "in", count, 1000, BODY, true)
 result.put_wall, result.put_cpu = bench.timed(confirmed)
 result.put_commits = commits() - at
 

@@ -16,13 +16,13 @@ if kind == "publish" then
   local failure = ffi.new "mw_failure"
   local link = C.mw_vm_link(wait.vm, url, failure)
   assert(link ~= nil and C.mw_vm_link_open(link, failure) == 0, ffi.string(failure.text))
-  F.mw_bench_publish(link, "in", 1, 1, body)
+  F.mw_bench_publish(link, "in", 1, 1, body, true)
   bench.timed(function() return F.mw_bench_unconfirmed() == 0 end)
   local left = count - 1
   local wall, cpu = bench.timed(function()
     while left > 0 and F.mw_bench_unconfirmed() < 1000 do
       local n = math.min(left, 100)
-      F.mw_bench_publish(link, "in", n, 1000, body)
+      F.mw_bench_publish(link, "in", n, 1000, body, true)
       left = left - n
     end
     return left == 0 and F.mw_bench_unconfirmed() == 0

@@ -26,7 +26,9 @@ local function add_message()
   local task = wait.current
   while task and task.parent do task = task.parent end
   if not task or task.delivery == nil then return end
-  C.mw_message_parts(C.mw_delivery_message(task.delivery), parts)
+  local message = C.mw_delivery_message(task.delivery)
+  if message == nil then return end -- the first of a batch, answered already
+  C.mw_message_parts(message, parts)
   if task.name then C.mw_log_str("pipeline", task.name, #task.name) end
   C.mw_log_str("id", parts.id, parts.id_len)
   C.mw_log_int("attempt", C.mw_delivery_attempt(task.delivery))

@@ -36,6 +36,14 @@ local function load_parts(self)
   return parts
 end
 
+--- Only body, key and time: the rest may not have been read yet, and that would cost more than these do.
+local function load_content(self)
+  local m = self[1]
+  if m == nil then error("the message is settled: read what you need before the handler returns", 4) end
+  C.mw_message_known(m, parts)
+  return parts
+end
+
 local make = {}
 
 function make.id(self)
@@ -44,12 +52,12 @@ function make.id(self)
 end
 
 function make.body(self)
-  local p = load_parts(self)
+  local p = load_content(self)
   return ffi.string(p.body, p.body_len)
 end
 
 function make.key(self)
-  local p = load_parts(self)
+  local p = load_content(self)
   if p.has_key then return ffi.string(p.key, p.key_len) end
   return nil
 end
@@ -59,7 +67,7 @@ function make.type(self)
   return ffi.string(p.type, p.type_len)
 end
 
-function make.time(self) return tonumber(load_parts(self).time_ms) / 1000 end
+function make.time(self) return tonumber(load_content(self).time_ms) / 1000 end
 
 function make.priority(self) return load_parts(self).priority end
 
@@ -74,7 +82,7 @@ function make.headers(self)
 end
 
 function make.data(self)
-  local p = load_parts(self)
+  local p = load_content(self)
   local value, err = body.decode(p.body, p.body_len)
   if err then M.invalid("body is not JSON: " .. err) end
   return value
@@ -90,7 +98,7 @@ local methods = {}
 ---@return any ... nil where there is nothing
 function methods.get(self, ...)
   if rawget(self, "data") ~= nil then return M.dig(self.data, ...) end
-  local p = load_parts(self)
+  local p = load_content(self)
   return body.find(p.body, p.body_len, M.invalid, ...)
 end
 

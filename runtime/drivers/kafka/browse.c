@@ -74,17 +74,14 @@ static bool wanted(const kafka_removed *gone, const rd_kafka_message_t *m) {
 }
 
 static void keep(request *r, const rd_kafka_message_t *m) {
-    char prefix[300];
     mw_buf space = {0};
-    int n = snprintf(prefix, sizeof prefix, "%s-%d-", r->topic, m->partition);
     if (r->count == r->capacity) {
         r->capacity = r->capacity ? r->capacity * 2 : 64;
         r->found = realloc(r->found, r->capacity * sizeof *r->found);
         if (!r->found) abort();
     }
-    r->found[r->count++] =
-        (mw_entry){.position = position_of(m->partition, m->offset),
-                   .msg = kafka_record_read(m, prefix, n > 0 && n < 300 ? (size_t)n : 0, &space, NULL)};
+    r->found[r->count++] = (mw_entry){.position = position_of(m->partition, m->offset),
+                                      .msg = kafka_record_read(m, &space, NULL)};
     mw_buf_free(&space);
 }
 

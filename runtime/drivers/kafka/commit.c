@@ -95,13 +95,14 @@ static void settle(kafka_sub *s, const mw_settlement *x) {
         answer_later(s, &s->released, x->cookie);
         return;
     }
-    kafka_wait w = {.cookie = x->cookie,
-                    .publish = x->publish,
-                    .publish_count = x->publish_count,
-                    .offset = offset,
-                    .unit = p->unit,
-                    .epoch = p->epoch};
-    mw_buf_add(&s->gathering, &w, sizeof w);
+    kafka_wait *w = (kafka_wait *)(void *)mw_buf_reserve(&s->gathering, sizeof *w);
+    *w = (kafka_wait){.cookie = x->cookie,
+                      .publish = x->publish,
+                      .publish_count = x->publish_count,
+                      .offset = offset,
+                      .unit = p->unit,
+                      .epoch = p->epoch};
+    s->gathering.len += sizeof *w;
 }
 
 void kafka_settle(mw_sub *sub, const mw_settlement *list, size_t count) {

@@ -104,6 +104,7 @@ bool kafka_sub_stood_still(kafka_sub *s) {
 static void tick(mw_timer *t) {
     kafka_sub *s = mw_container_of(t, kafka_sub, tick);
     kafka_sub_stood_still(s);
+    kafka_unread_read(s->unread, mw_loop_mono_ms(s->conn->loop));
     kafka_sub_pump(s);
     mw_timer_start(s->conn->loop, &s->tick, TICK_MS, tick);
 }
@@ -184,6 +185,7 @@ static void free_sub(kafka_sub *s) {
     mw_buf_free(&s->refused);
     mw_buf_free(&s->released);
     mw_buf_free(&s->headers);
+    kafka_unread_free(s->unread);
     free(s);
 }
 
@@ -210,6 +212,7 @@ mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e)
     s->session_ms = session_of(c, spec);
     s->ticked = mw_loop_mono_ms(c->loop);
     s->metadata_max = METADATA_MAX;
+    s->unread = kafka_unread_new();
     if (!(s->rk = new_consumer(s, e))) {
         free_sub(s);
         return NULL;
@@ -262,6 +265,8 @@ static void dismantle(kafka_sub *s) {
     mw_deferred_cancel(s->conn->loop, &s->answering);
     mw_deferred_cancel(s->conn->loop, &s->commit);
     while (s->part_count) kafka_part_free(s->parts[0]);
+    kafka_unread_free(s->unread); /* librdkafka would wait for them for ever */
+    s->unread = NULL;
     if (s->revoked) rd_kafka_topic_partition_list_destroy(s->revoked);
     rd_kafka_queue_io_event_enable(s->events, -1, NULL, 0);
     rd_kafka_queue_io_event_enable(s->commits, -1, NULL, 0);

@@ -21,6 +21,7 @@ typedef struct kafka_producer kafka_producer;
 typedef struct kafka_browser kafka_browser;
 typedef struct kafka_txn kafka_txn;
 typedef struct kafka_tokens kafka_tokens;
+typedef struct kafka_unread kafka_unread;
 
 struct kafka_conn {
     mw_loop *loop;
@@ -67,13 +68,13 @@ struct kafka_part {
     uint32_t out;      /* delivered, and no settlement that ends them has come */
     bool dirty;        /* its commit would say something new */
     bool crowded;      /* what it remembers hardly fits into a commit: no more until the mark moves */
-    uint32_t prefix_len;
-    char prefix[]; /* of the ids of messages that bring none: "topic-partition-" */
+    bool heavy;        /* its messages have large headers: they are read at once, so that they count */
 };
 
 typedef enum { KAFKA_OPEN, KAFKA_COMMITS_LAST, KAFKA_LEAVES, KAFKA_GONE } kafka_sub_state;
 
 enum { KAFKA_EPOCH_SHIFT = 48 }; /* of a tag: the offset is below */
+enum { KAFKA_RECENT = 64 };
 
 typedef struct kafka_wait { /* a settlement that is answered when a commit has it */
     void *cookie;
@@ -104,6 +105,7 @@ struct kafka_sub {
     mw_timer tick;
     uint64_t ticked;
     kafka_part **parts;
+    kafka_part *recent[KAFKA_RECENT]; /* of them, by unit: found without searching */
     uint32_t part_count, part_capacity, turn;
     uint16_t epochs;
     bool paused, assigned_once;
@@ -128,7 +130,9 @@ struct kafka_sub {
 
     kafka_txn *txn; /* exactly once: commits are transactions; else NULL */
 
-    mw_buf headers; /* record.c: space for one message's */
+    /* record.c */
+    mw_buf headers;       /* space for one message's */
+    kafka_unread *unread; /* the messages that still have their record */
 };
 
 /* conf.c */
@@ -167,13 +171,13 @@ void kafka_sub_abandon(kafka_sub *s);     /* the connection closes: no answers a
 /* partitions.c */
 kafka_part *kafka_part_new(kafka_sub *s, const char *topic, int32_t partition);
 void kafka_part_free(kafka_part *p); /* takes it out of its subscription */
-kafka_part *kafka_part_find(const kafka_sub *s, const char *topic, int32_t partition);
+kafka_part *kafka_part_find(kafka_sub *s, const char *topic, int32_t partition);
 const char *kafka_part_topic(const kafka_part *p);
-kafka_part *kafka_part_of(const kafka_sub *s, uint64_t tag,
-                          uint32_t unit); /* NULL: it is not ours any more */
+kafka_part *kafka_part_of(kafka_sub *s, uint64_t tag, uint32_t unit); /* NULL: it is not ours any more */
 void kafka_part_open(kafka_part *p);
 size_t kafka_parts_deliver(kafka_sub *s); /* how many; there may be more */
 uint64_t kafka_tag_offset(uint64_t tag);
+size_t kafka_locate(const mw_sub *sub, uint64_t tag, uint32_t unit, char *out, size_t size);
 void kafka_origin(mw_sub *sub, const mw_origin *o, mw_headers *out);
 
 /* commit.c */
@@ -209,8 +213,14 @@ typedef struct kafka_retry { /* what a retry channel's message says about itself
 } kafka_retry;
 int64_t kafka_record_due(const rd_kafka_message_t *m); /* of a retry channel; 0: now */
 /* retry: not NULL for a retry channel's message; filled, and its headers are taken off. Loop thread then. */
-mw_message *kafka_record_read(const rd_kafka_message_t *m, const char *prefix, size_t prefix_len,
-                              mw_buf *space, kafka_retry *retry);
+mw_message *kafka_record_read(const rd_kafka_message_t *m, mw_buf *space, kafka_retry *retry);
+/* An unread message; the record is its own now. */
+mw_message *kafka_record_keep(rd_kafka_message_t *m, kafka_unread *list, uint64_t now);
+kafka_unread *kafka_unread_new(void);
+void kafka_unread_read(kafka_unread *list, uint64_t now); /* those that have been unread for too long */
+void kafka_unread_free(kafka_unread *list);               /* reads all; NULL is fine */
+/* "topic-partition-offset" */
+size_t kafka_record_name(const char *topic, int32_t partition, uint64_t offset, char *out, size_t size);
 rd_kafka_headers_t *kafka_record_headers(const mw_parts *p);
 bool kafka_record_is_tombstone(const mw_parts *p);
 

@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "drivers/kafka/kafka.h"
 
-enum { BATCH = 256, SHARE = 64, TOPIC_SHIFT = 24 };
+enum { BATCH = 256, SHARE = 64, TOPIC_SHIFT = 24, HEAVY = 1024 };
 enum { SPAN_MAX = 100000 }; /* between the mark and the newest: what is remembered beyond the mark */
 
 static uint64_t tag_of(const kafka_part *p, int64_t offset) {
@@ -25,17 +25,19 @@ static uint32_t unit_of(uint32_t topic, int32_t partition) {
     return topic << TOPIC_SHIFT | (uint32_t)partition;
 }
 
-static kafka_part *find_unit(const kafka_sub *s, uint32_t unit) {
+static kafka_part *find_unit(kafka_sub *s, uint32_t unit) {
+    kafka_part **known = &s->recent[unit % KAFKA_RECENT];
+    if (*known && (*known)->unit == unit) return *known;
     for (uint32_t i = 0; i < s->part_count; i++)
-        if (s->parts[i]->unit == unit) return s->parts[i];
+        if (s->parts[i]->unit == unit) return *known = s->parts[i];
     return NULL;
 }
 
-kafka_part *kafka_part_find(const kafka_sub *s, const char *topic, int32_t partition) {
+kafka_part *kafka_part_find(kafka_sub *s, const char *topic, int32_t partition) {
     return find_unit(s, unit_of(topic_index(s, topic), partition));
 }
 
-kafka_part *kafka_part_of(const kafka_sub *s, uint64_t tag, uint32_t unit) {
+kafka_part *kafka_part_of(kafka_sub *s, uint64_t tag, uint32_t unit) {
     kafka_part *p = find_unit(s, unit);
     return p && p->epoch == tag >> KAFKA_EPOCH_SHIFT ? p : NULL;
 }
@@ -43,15 +45,13 @@ kafka_part *kafka_part_of(const kafka_sub *s, uint64_t tag, uint32_t unit) {
 const char *kafka_part_topic(const kafka_part *p) { return p->sub->topics[p->topic]; }
 
 kafka_part *kafka_part_new(kafka_sub *s, const char *topic, int32_t partition) {
-    size_t space = strlen(topic) + 16;
-    kafka_part *p = calloc(1, sizeof *p + space);
+    kafka_part *p = calloc(1, sizeof *p);
     if (!p) abort();
     p->sub = s;
     p->topic = topic_index(s, topic);
     p->partition = partition;
     p->unit = unit_of(p->topic, partition);
     p->epoch = ++s->epochs;
-    p->prefix_len = (uint32_t)snprintf(p->prefix, space, "%s-%d-", topic, partition);
     if (s->part_count == s->part_capacity) {
         s->part_capacity = s->part_capacity ? s->part_capacity * 2 : 16;
         s->parts = realloc(s->parts, s->part_capacity * sizeof *s->parts);
@@ -66,6 +66,7 @@ void kafka_part_free(kafka_part *p) {
     uint32_t i = 0;
     while (s->parts[i] != p) i++;
     s->parts[i] = s->parts[--s->part_count];
+    if (s->recent[p->unit % KAFKA_RECENT] == p) s->recent[p->unit % KAFKA_RECENT] = NULL;
     if (p->early) rd_kafka_message_destroy(p->early);
     if (p->queue) {
         rd_kafka_queue_io_event_enable(p->queue, -1, NULL, 0);
@@ -106,27 +107,41 @@ static void reached_end(kafka_part *p, int64_t offset) {
     kafka_commit_soon(p->sub);
 }
 
-/* true: `in` is filled */
-static bool received(kafka_part *p, const rd_kafka_message_t *m, mw_incoming *in) {
+/* The first of each share is read at once: when its headers are large, those of the next ones may be, too,
+ * and have to count against the pipeline's bytes. */
+static mw_message *message_of(kafka_part *p, rd_kafka_message_t *m, bool first, kafka_retry *retry) {
+    kafka_sub *s = p->sub;
+    if (!first && !p->heavy && !p->topic)
+        return kafka_record_keep(m, s->unread, mw_loop_mono_ms(s->conn->loop));
+    mw_message *msg = kafka_record_read(m, &s->headers, p->topic ? retry : NULL);
+    p->heavy = mw_message_size(msg) > m->len + m->key_len + HEAVY;
+    rd_kafka_message_destroy(m);
+    return msg;
+}
+
+/* true: `in` is filled. The record is gone, or its message has it. */
+static bool received(kafka_part *p, rd_kafka_message_t *m, bool first, mw_incoming *in) {
     kafka_past past;
     switch (kafka_marks_add(p->marks, (uint64_t)m->offset, &past)) {
-    case KAFKA_OLD: return false;
+    case KAFKA_OLD: rd_kafka_message_destroy(m); return false;
     case KAFKA_DONE_BEFORE:
+        rd_kafka_message_destroy(m);
         p->dirty = true;
         kafka_commit_soon(p->sub);
         return false;
     case KAFKA_NEW: break;
     }
     kafka_retry retry = {0};
-    *in = (mw_incoming){
-        .msg = kafka_record_read(m, p->prefix, p->prefix_len, &p->sub->headers, p->topic ? &retry : NULL),
-        .tag = tag_of(p, m->offset),
-        .unit = p->unit,
-        .attempt = (past.attempts > retry.attempts ? past.attempts : retry.attempts) + 1,
-        .not_before = past.due_ms,
-        .first_error = retry.error ? retry.error : mw_text_ref(past.error)};
     rd_kafka_timestamp_type_t kind;
+    int64_t offset = m->offset;
     p->newest_ms = rd_kafka_message_timestamp(m, &kind);
+    mw_message *msg = message_of(p, m, first, &retry);
+    *in = (mw_incoming){.msg = msg,
+                        .tag = tag_of(p, offset),
+                        .unit = p->unit,
+                        .attempt = (past.attempts > retry.attempts ? past.attempts : retry.attempts) + 1,
+                        .not_before = past.due_ms,
+                        .first_error = retry.error ? retry.error : mw_text_ref(past.error)};
     p->out++;
     return true;
 }
@@ -149,15 +164,16 @@ static size_t take(kafka_part *p, mw_incoming *in, size_t most, size_t *bytes) {
     while (n < most && *bytes && may_read(p)) {
         rd_kafka_message_t *m = next_message(p);
         if (!m) break;
-        if (m->err == RD_KAFKA_RESP_ERR__PARTITION_EOF) {
-            reached_end(p, m->offset);
-        } else if (m->err) {
-            trouble(p, m);
-        } else if (received(p, m, &in[n])) {
+        if (m->err) {
+            if (m->err == RD_KAFKA_RESP_ERR__PARTITION_EOF)
+                reached_end(p, m->offset);
+            else
+                trouble(p, m);
+            rd_kafka_message_destroy(m);
+        } else if (received(p, m, n == 0, &in[n])) {
             size_t size = mw_message_size(in[n++].msg);
             *bytes -= size < *bytes ? size : *bytes;
         }
-        rd_kafka_message_destroy(m);
     }
     return n;
 }
@@ -180,7 +196,19 @@ size_t kafka_parts_deliver(kafka_sub *s) {
     return n;
 }
 
-/* ---- dead letters ---- */
+/* ---- where a message stands ---- */
+
+static const char *topic_of(const kafka_sub *s, uint32_t unit) {
+    uint32_t topic = unit >> TOPIC_SHIFT;
+    return s->topics[topic < s->topic_count ? topic : 0];
+}
+
+static uint32_t partition_of(uint32_t unit) { return unit & ((1u << TOPIC_SHIFT) - 1); }
+
+size_t kafka_locate(const mw_sub *sub, uint64_t tag, uint32_t unit, char *out, size_t size) {
+    return kafka_record_name(topic_of((const kafka_sub *)sub, unit), (int32_t)partition_of(unit),
+                             kafka_tag_offset(tag), out, size);
+}
 
 static void add_number(mw_headers *out, const char *name, uint64_t value, int bytes) { /* as Java writes it */
     char text[8];
@@ -194,8 +222,8 @@ static void add_text(mw_headers *out, const char *name, const char *value, size_
 
 void kafka_origin(mw_sub *sub, const mw_origin *o, mw_headers *out) {
     kafka_sub *s = (kafka_sub *)sub;
-    uint32_t topic = o->unit >> TOPIC_SHIFT, partition = o->unit & ((1u << TOPIC_SHIFT) - 1);
-    const char *name = s->topics[topic < s->topic_count ? topic : 0];
+    uint32_t partition = partition_of(o->unit);
+    const char *name = topic_of(s, o->unit);
     uint64_t offset = kafka_tag_offset(o->tag);
     mw_headers_addf(out, "mw-dead-topic", "%s", name);
     mw_headers_addf(out, "mw-dead-partition", "%u", partition);

@@ -338,13 +338,24 @@ static bool stood_still(kafka_conn *c) {
     return still;
 }
 
-/* Refusals must not come from inside this call: everything goes through the lists. */
+/* How many librdkafka took at once, while they are still in the cache. */
+static size_t publish_now(kafka_producer *p, const mw_publication *list, size_t count) {
+    size_t n = 0;
+    if (!p->current || p->waiting.len) return 0;
+    while (n < count && !produce(p->current, &list[n])) n++;
+    p->current->out += (uint32_t)n;
+    return n;
+}
+
+/* Refusals must not come from inside this call: what is not taken goes through the lists. */
 void kafka_publish(mw_conn *conn, const mw_publication *list, size_t count) {
     kafka_producer *p = producer_of((kafka_conn *)conn);
-    if (stood_still(p->conn))
+    if (stood_still(p->conn)) {
         for (size_t i = 0; i < count; i++) mw_buf_add(&p->late, &list[i].cookie, sizeof list[i].cookie);
-    else
-        mw_buf_add(&p->waiting, list, count * sizeof *list);
+    } else {
+        size_t taken = publish_now(p, list, count);
+        mw_buf_add(&p->waiting, list + taken, (count - taken) * sizeof *list);
+    }
     mw_defer(p->conn->loop, &p->serving, serve_all);
 }
 

@@ -1,7 +1,13 @@
 /* record.c - a Kafka record and a message, both ways. Kafka has key, value, headers and a time. Our id, type
  * and priority travel as headers: mw-id, content-type, mw-priority. A record without an id gets
  * "topic-partition-offset", which is the same whenever it is read. A record without a value (a tombstone) has
- * the header mw-tombstone. */
+ * the header mw-tombstone.
+ *
+ * librdkafka makes a list of its own of a record's headers, which costs more than everything else that is
+ * done with a small message. So messages begin unread: they keep their record, and read it when somebody asks
+ * for the id or the headers. A record keeps the whole fetch response it came with in memory, so it is read
+ * anyway when its message is still there after a second. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/message.h"
@@ -74,41 +80,118 @@ static void read_headers(rd_kafka_headers_t *list, mw_parts *p, mw_headers *out,
     }
 }
 
-static size_t number(char *out, uint64_t v) {
-    char digits[20];
-    size_t n = 0;
-    do digits[n++] = (char)('0' + v % 10);
+static char *number(char *end, uint64_t v) { /* before `end`; where it begins */
+    do *--end = (char)('0' + v % 10);
     while (v /= 10);
-    for (size_t i = 0; i < n; i++) out[i] = digits[n - 1 - i];
-    return n;
+    return end;
 }
 
-mw_message *kafka_record_read(const rd_kafka_message_t *m, const char *prefix, size_t prefix_len,
-                              mw_buf *space, kafka_retry *retry) {
+size_t kafka_record_name(const char *topic, int32_t partition, uint64_t offset, char *out, size_t size) {
+    char text[48], *end = text + sizeof text, *at = number(end, offset);
+    *--at = '-';
+    at = number(at, (uint64_t)partition);
+    *--at = '-';
+    size_t tail = (size_t)(end - at), head = strlen(topic);
+    if (head > size - tail) head = size - tail;
+    memcpy(out, topic, head);
+    memcpy(out + head, at, tail);
+    return head + tail;
+}
+
+static int64_t time_of(const rd_kafka_message_t *m) {
+    rd_kafka_timestamp_type_t kind;
+    int64_t time = rd_kafka_message_timestamp(m, &kind);
+    return time > 0 ? time : 0;
+}
+
+/* What stands in the record itself. */
+static mw_parts content_of(const rd_kafka_message_t *m) {
+    return (mw_parts){.body = m->payload ? m->payload : "",
+                      .body_len = m->len,
+                      .key = m->key,
+                      .key_len = m->key_len <= MW_KEY_MAX ? m->key_len : MW_KEY_MAX,
+                      .has_key = m->key != NULL,
+                      .priority = MW_PRIORITY_DEFAULT};
+}
+
+/* p: what is known already */
+static mw_message *read_rest(const rd_kafka_message_t *m, mw_parts p, mw_buf *space, kafka_retry *retry) {
     char id[MW_ID_MAX];
-    mw_parts p = {.body = m->payload ? m->payload : "",
-                  .body_len = m->len,
-                  .key = m->key,
-                  .key_len = m->key_len <= MW_KEY_MAX ? m->key_len : MW_KEY_MAX,
-                  .has_key = m->key != NULL,
-                  .priority = MW_PRIORITY_DEFAULT};
     mw_headers block = {space->data, 0, space->capacity};
     rd_kafka_headers_t *list;
     if (!rd_kafka_message_headers(m, &list)) read_headers(list, &p, &block, retry);
     if (!m->payload) mw_headers_add(&block, TOMBSTONE, sizeof TOMBSTONE - 1, "1", 1);
     *space = (mw_buf){block.data, 0, block.capacity};
     if (!p.id) {
-        if (prefix_len > sizeof id - 20) prefix_len = sizeof id - 20;
-        memcpy(id, prefix, prefix_len);
+        p.id_len =
+            kafka_record_name(rd_kafka_topic_name(m->rkt), m->partition, (uint64_t)m->offset, id, sizeof id);
         p.id = id;
-        p.id_len = prefix_len + number(id + prefix_len, (uint64_t)m->offset);
     }
     p.headers = block.data;
     p.headers_len = block.len;
-    rd_kafka_timestamp_type_t kind;
-    int64_t time = rd_kafka_message_timestamp(m, &kind);
-    if (!p.time_ms && time > 0) p.time_ms = time;
+    if (!p.time_ms) p.time_ms = time_of(m);
     return mw_message_new(&p);
+}
+
+mw_message *kafka_record_read(const rd_kafka_message_t *m, mw_buf *space, kafka_retry *retry) {
+    return read_rest(m, content_of(m), space, retry);
+}
+
+/* ---- unread ---- */
+
+enum { UNREAD_MS = 1000 };
+
+struct kafka_unread {
+    kafka_unread *next, *prev; /* from the oldest to the newest */
+    rd_kafka_message_t *record;
+    mw_message *msg;
+    uint64_t since, unused; /* the size is a multiple of 16 */
+};
+
+static mw_message *read_unread(void *owner) {
+    const kafka_unread *u = owner;
+    mw_buf space = {0};
+    mw_message *rest = read_rest(u->record, (mw_parts){.priority = MW_PRIORITY_DEFAULT}, &space, NULL);
+    mw_buf_free(&space);
+    return rest;
+}
+
+static void release_unread(void *owner) {
+    kafka_unread *u = owner;
+    u->prev->next = u->next;
+    u->next->prev = u->prev;
+    rd_kafka_message_destroy(u->record);
+}
+
+static const mw_unread unread = {sizeof(kafka_unread), read_unread, release_unread};
+
+kafka_unread *kafka_unread_new(void) {
+    kafka_unread *list = calloc(1, sizeof *list);
+    if (!list) abort();
+    list->next = list->prev = list;
+    return list;
+}
+
+mw_message *kafka_record_keep(rd_kafka_message_t *m, kafka_unread *list, uint64_t now) {
+    mw_parts p = content_of(m);
+    p.time_ms = time_of(m);
+    void *owner;
+    mw_message *msg = mw_message_new_unread(&p, &unread, &owner);
+    kafka_unread *u = owner;
+    *u = (kafka_unread){.next = list, .prev = list->prev, .record = m, .msg = msg, .since = now};
+    list->prev->next = u;
+    list->prev = u;
+    return msg;
+}
+
+void kafka_unread_read(kafka_unread *list, uint64_t now) {
+    while (list->next != list && now - list->next->since >= UNREAD_MS) mw_message_read(list->next->msg);
+}
+
+void kafka_unread_free(kafka_unread *list) {
+    if (!list) return;
+    while (list->next != list) mw_message_read(list->next->msg);
+    free(list);
 }
 
 bool kafka_record_is_tombstone(const mw_parts *p) {
@@ -117,7 +200,7 @@ bool kafka_record_is_tombstone(const mw_parts *p) {
 }
 
 rd_kafka_headers_t *kafka_record_headers(const mw_parts *p) {
-    rd_kafka_headers_t *list = rd_kafka_headers_new(8);
+    rd_kafka_headers_t *list = rd_kafka_headers_new(p->headers_len ? 8 : 2); /* it allocates for so many */
     if (p->id_len) rd_kafka_header_add(list, ID, sizeof ID - 1, p->id, (ssize_t)p->id_len);
     if (p->type_len) rd_kafka_header_add(list, TYPE, sizeof TYPE - 1, p->type, (ssize_t)p->type_len);
     if (p->priority != MW_PRIORITY_DEFAULT) {
