@@ -80,9 +80,18 @@ void mw_input_run(mw_stream *s) {
     mw_stream_trim_later(s);
 }
 
+/* ---- not reading for a while ---- */
+
+/* A socket that is looked at after each rest is not given to the poll and taken away again in between. */
+void mw_input_watch(mw_stream *s) {
+    if (s->held || s->read_io.watcher || mw_timer_running(&s->rest)) return;
+    mw_io_start(s->loop, &s->read_io, s->fd, MW_READ, mw_stream_readable);
+}
+
 void mw_stream_hold(mw_stream *s, bool hold) {
     if (!mw_stream_is_up(s) || s->held == hold) return;
     s->held = hold;
+    mw_timer_stop(&s->rest);
     if (hold) {
         mw_io_stop(&s->read_io);
         return;
@@ -90,6 +99,18 @@ void mw_stream_hold(mw_stream *s, bool hold) {
     s->heard = mw_loop_real_ms(s->loop);
     s->again = true;
     if (s->tls) s->readable = true;
-    mw_io_start(s->loop, &s->read_io, s->fd, MW_READ, mw_stream_readable);
+    mw_input_watch(s);
     mw_stream_soon(s);
+}
+
+static void rested(mw_timer *t) {
+    mw_stream *s = mw_container_of(t, mw_stream, rest);
+    s->readable = true;
+    mw_stream_soon(s);
+}
+
+void mw_stream_rest(mw_stream *s, int64_t ms) {
+    if (!mw_stream_is_up(s) || s->held || mw_timer_running(&s->rest)) return;
+    mw_io_stop(&s->read_io);
+    mw_timer_start_real(s->loop, &s->rest, ms, rested);
 }

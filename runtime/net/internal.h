@@ -35,7 +35,7 @@ struct mw_stream {
     mw_io read_io, write_io;
     mw_deferred turn, flush;
     mw_timer deadline; /* of the lookup, of the attempt, or until the next round: by state */
-    mw_timer idle, stuck, trim;
+    mw_timer idle, stuck, trim, rest;
     int queued;            /* in the kernel, when the output last got stuck or moved */
     uint64_t heard, moved; /* real ms: when something last arrived, or left */
 
@@ -79,6 +79,7 @@ void mw_dial_later(mw_stream *s); /* the next round, after the backoff */
 /* input.c */
 void mw_input_run(mw_stream *s);   /* reads and shows */
 void mw_input_again(mw_stream *s); /* shows what is there */
+void mw_input_watch(mw_stream *s); /* asks the poll for what comes, if that is due */
 
 /* output.c */
 void mw_output_run(mw_stream *s); /* writes what it can */

@@ -79,7 +79,7 @@ void mw_stream_came_up(mw_stream *s) {
     s->connects++;
     s->heard = mw_loop_real_ms(s->loop);
     mw_stream_set_state(s, MW_STREAM_UP);
-    mw_io_start(s->loop, &s->read_io, s->fd, MW_READ, mw_stream_readable);
+    mw_input_watch(s);
     if (s->o.idle_ms) mw_timer_start_real(s->loop, &s->idle, s->o.idle_ms, idle_fired);
     if (s->tls) { /* it may have read past the handshake, and its last words may not be written */
         s->readable = true;
@@ -95,6 +95,7 @@ void mw_stream_drop(mw_stream *s) {
     mw_timer_stop(&s->deadline);
     mw_timer_stop(&s->idle);
     mw_timer_stop(&s->stuck);
+    mw_timer_stop(&s->rest);
     mw_deferred_cancel(s->loop, &s->flush);
     mw_lookup_end(s->dial.lookup);
     s->dial.lookup = NULL;
@@ -177,7 +178,10 @@ static void move_bytes(mw_stream *s) {
         s->again = false;
         mw_input_again(s);
     }
-    if (s->readable && mw_stream_alive(s)) mw_input_run(s);
+    if (s->readable && mw_stream_alive(s)) {
+        mw_input_run(s);
+        if (mw_stream_alive(s)) mw_input_watch(s);
+    }
     if (s->is_below && mw_stream_alive(s)) {
         s->is_below = false;
         if (s->events.drained) s->events.drained(s->owner);

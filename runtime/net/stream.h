@@ -68,6 +68,9 @@ size_t mw_stream_pending(const mw_stream *s);      /* written by the owner, not 
 /* Read nothing for now: back-pressure by the peer's window. No `input` comes, idle_ms stands still, and a
  * peer that goes away is not noticed before the next write. Ends with the connection. */
 void mw_stream_hold(mw_stream *s, bool hold);
+/* Read next in so many ms, whatever comes until then: many small pieces of a busy server become a large one.
+ * Asked for in `input`; when nothing has come by then, it is read as ever. */
+void mw_stream_rest(mw_stream *s, int64_t ms);
 
 void mw_stream_established(mw_stream *s); /* the owner is content (logged in): the backoff begins anew */
 /* Drops the connection for this reason, as if it were lost: from here on it is not up, `down` comes with the

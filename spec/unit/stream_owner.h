@@ -104,6 +104,7 @@ typedef struct owner {
     bool frames;         /* four bytes of length, then so many */
     bool deaf;           /* consumes nothing */
     bool hold_after_one; /* frames: one, then hold */
+    int rest_ms;         /* not frames: after each input */
     bool close_on_up, close_on_input, close_on_down, fail_on_input, content, only_sum;
     const char *greeting;
     size_t least_seen;
@@ -155,6 +156,7 @@ static inline size_t on_input(void *arg, const char *data, size_t len, size_t *n
     if (o->deaf) return 0;
     if (!o->frames) {
         keep(o, data, len);
+        if (o->rest_ms) mw_stream_rest(o->s, o->rest_ms);
         return len;
     }
     while (len - used >= 4) {

@@ -561,6 +561,43 @@ static void test_hold(void) {
     end_peer(&p);
 }
 
+/* What comes during a rest is one read; a stream at rest can be held, and notices that its peer is gone. */
+static void test_rest(void) {
+    peer p = listen_on("127.0.0.1", 0, 8);
+    owner o = {.rest_ms = 300};
+    open_to(&o, p.hosts);
+    UNTIL(accepted(&p) && o.ups);
+    setsockopt(p.fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    say(&p, "a", 1);
+    UNTIL(o.got_len == 1);
+    recvs = 0;
+    for (int64_t until = now_ms() + 20; now_ms() < until; mw_loop_step(loop, 1)) say(&p, "b", 1);
+    EQUAL(1, o.got_len);
+    EQUAL(0, recvs);
+    say(&p, "c", 1);
+    UNTIL(o.got[o.got_len - 1] == 'c');
+    EQUAL(2, o.inputs);
+    UNTIL(recvs >= 2); /* the rest after that one brought nothing: it is watched again */
+    recvs = 0;
+    turns(120);
+    EQUAL(0, recvs);
+    say(&p, "d", 1);
+    UNTIL(o.got[o.got_len - 1] == 'd');
+
+    mw_stream_hold(o.s, true); /* now in the rest after that one */
+    say(&p, "e", 1);
+    turns(400);
+    EQUAL(3, o.inputs);
+    mw_stream_hold(o.s, false);
+    UNTIL(o.got[o.got_len - 1] == 'e');
+    hang_up(&p);
+    UNTIL(o.downs == 1 && accepted(&p) && o.ups == 2);
+    say(&p, "f", 1);
+    UNTIL(o.got[o.got_len - 1] == 'f');
+    end_owner(&o); /* at rest */
+    end_peer(&p);
+}
+
 /* A held stream costs no memory: the peer's window closes. */
 static void test_flood_while_held(void) {
     static char block[1 << 16];
@@ -843,6 +880,7 @@ static size_t wild_input(void *arg, const char *data, size_t len, size_t *need) 
             w->held = true;
             break;
         }
+        if (rnd(20) == 0) mw_stream_rest(w->o.s, (int64_t)rnd(3));
         if (rnd(200) == 0) {
             mw_error e;
             mw_fail(&e, 0, true, "a whim");
@@ -1045,6 +1083,7 @@ static const test tests[] = {{"echo", test_echo},
                              {"last_words", test_last_words},
                              {"large_frames", test_large_frames},
                              {"hold", test_hold},
+                             {"rest", test_rest},
                              {"flood_while_held", test_flood_while_held},
                              {"fairness", test_fairness},
                              {"peer_stops_reading", test_peer_stops_reading},

@@ -202,6 +202,10 @@ struct rmq_sub {
     mw_timer ack_soon;
     uint32_t unsettled;
 
+    uint64_t pace_ms;
+    uint32_t looks, came; /* how often something came in this millisecond; messages of this time */
+    bool resting;         /* it is read once a millisecond: see pace */
+
     mw_buf waiting; /* of mw_incoming: no room in the core yet */
     size_t waiting_at, waiting_bytes;
     bool careful;     /* there are suspects: one of them at a time, with nothing beside it */
@@ -231,7 +235,6 @@ void rmq_sub_pump(rmq_sub *s);
 void rmq_sub_free(rmq_sub *s);
 
 rmq_entry *rmq_entry_of(rmq_sub *s, uint64_t tag);
-void rmq_window_add(rmq_sub *s, uint64_t tag, rmq_entry e);
 void rmq_window_clear(rmq_sub *s);
 void rmq_settle(mw_sub *sub, const mw_settlement *list, size_t count);
 void rmq_answer_later(rmq_sub *s, void *cookie, int code, const char *text);
