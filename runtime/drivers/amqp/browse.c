@@ -452,6 +452,12 @@ static bool was_a_stream(rmq_conn *c) {
     return l->again = true;
 }
 
+/* So does a get in vain on a quorum queue that somebody is just making. */
+static bool is_being_made(const rmq_conn *c) {
+    const struct rmq_session *s = c->session;
+    return c->out->closed_with == RMQ_INTERNAL_ERROR && s && s->counted && !s->count && !s->stream;
+}
+
 /* 404: a queue that is not there is an empty one. */
 static void look_closed(rmq_chan *chan, int code, const mw_error *why) {
     rmq_conn *c = chan->owner;
@@ -463,13 +469,14 @@ static void look_closed(rmq_chan *chan, int code, const mw_error *why) {
         return; /* goes on when the channel is open again */
     }
     if (!code && was_a_stream(c)) return;
+    bool empty = code == 404 || (!code && is_being_made(c));
     session_free(c);
     if (c->looking && c->looking->back) {
         c->looking->back = 0;
         give_answer(c->looking);
         return;
     }
-    if (code && c->looking && !c->looking->over) look_over(c->looking, code == 404 ? NULL : why);
+    if ((code || empty) && c->looking && !c->looking->over) look_over(c->looking, empty ? NULL : why);
 }
 
 static const rmq_chan_events look_events = {
