@@ -307,8 +307,8 @@ typedef struct mw_driver {
     /* Topics, queues, exchanges: compares what is wanted with what there is, and makes it so. Both ways JSON.
      *   request { "op": "plan" | "apply" | "show", "force": bool, "items": [{ "kind", "name", "settings": {}
      * }] } answer  { "items": [{ "kind", "name", "state", "differences": [{ "field", "wanted", "found" }],
-     * "error" }] } state: missing, same, different (plan), created, changed, failed (apply), present (show).
-     * What would lose messages fails without "force". The request is copied. */
+     * "error", "note" }] } state: missing, same, different (plan), created, changed, failed (apply), present
+     * (show). What would lose messages fails without "force". The request is copied. */
     void (*topology)(mw_conn *c, const char *request, size_t len, void *cookie);
     /* Publishes a message with the headers reply-to ("amq.rabbitmq.reply-to") and correlation-id, and answers
      * with the one that comes back under that id. Without it requests go through a channel of their own. */

@@ -18,6 +18,8 @@ struct mw_link {
     mw_buf records;      /* of mw_dedupe; the keys stand in `keys` until the flush */
     mw_buf keys;
     mw_deferred flush;
+    bool been_up;
+    mw_error absent; /* why it could not be reached, while it never was */
 };
 
 /* Nor does an option that sounds like one: its value is left out. */
@@ -230,8 +232,14 @@ void mw_link_replied(mw_link *l, void *cookie, mw_message *m, const mw_error *e)
 }
 
 void mw_link_state(mw_link *l, bool up, const mw_error *why) {
-    mw_log_begin(up ? MW_INFO : MW_WARN, up ? "connected" : "connection lost");
+    mw_log_begin(up ? MW_INFO : MW_WARN, up           ? "connected"
+                                         : l->been_up ? "connection lost"
+                                                      : "cannot connect; trying again");
     mw_log_text("broker", l->shown);
     if (why) mw_log_text("error", why->text);
     mw_log_end();
+    l->been_up = l->been_up || up;
+    if (!up && why) l->absent = *why;
 }
+
+const char *mw_link_absent(const mw_link *l) { return !l->been_up && l->absent.code ? l->absent.text : NULL; }

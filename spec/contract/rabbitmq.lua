@@ -89,7 +89,6 @@ end
 
 -- A stream keeps what was handled: what is there is what no group has settled.
 M.stream = entry("rabbitmq-stream", function(server, vhost)
-  server:declare_stream(vhost, "in") -- making one takes long; what is published meanwhile is returned, and sent again
   return rabbitmq.url(server, vhost, "?heartbeat=1&streams=in")
 end, {
   lacks = { priority = "a stream has none" },

@@ -9,6 +9,7 @@ local json = require "moonwire.json"
 local process = require "spec.support.process"
 local proxies = require "spec.support.tcp_proxy"
 local rabbitmq = require "spec.support.servers.rabbitmq"
+local supervised = require "spec.support.supervised"
 
 C.mw_log_setup(0, 9) -- the spec's own links lose their broker too
 
@@ -206,6 +207,42 @@ describe("rabbitmq", function()
     for _, line in ipairs(h.trace:of "done") do done[line.id] = true end
     for i = 1, 20 do assert.is_true(done["m" .. i] or i == 3, "m" .. i .. " was never handled") end
   end)
+
+  -- A queue does not tell who had a message and whether it was begun. The supervisor knows.
+  for _, type in ipairs { "classic", "quorum" } do
+    it("gives up a message that kills its worker with order = none, under the supervisor: " .. type, function()
+      local h = new()
+      local s = supervised.scene {
+        flags = { "--workers", "1" }, settings = [[order = "none", timeout = 60, retry = { attempts = 1 },]],
+        env = { ASAN_OPTIONS = (os.getenv "ASAN_OPTIONS" or "") .. ":handle_segv=0" },
+        handler = [[
+          function M.handle(msg)
+            if msg.id == "m3" then
+              mw.log.info "poison begun"
+              mw.sleep(50)
+            end
+            mw.sleep(0.01)
+            trace("done", msg)
+          end]],
+      }
+      s.url = h.url .. "&queue_type=" .. type
+      h:publish(messages(20))
+      s:start()
+      for n = 1, 3 do
+        h:wait(function() return s:count "poison begun" >= n end, 30, "the poison, time " .. n)
+        s:kill_worker(1, "SEGV")
+      end
+      h:wait(function() return #h:dead() == 1 end, 30, "the dead letter")
+      h:wait_settled("in", 30)
+      assert.equal(0, (s.child:stop(20)), s.child:stderr())
+      assert.equal("m3", h:dead()[1].id)
+      assert.equal("crash", h:dead()[1].headers["mw-dead-class"])
+      assert.equal("killed its worker 3 times", h:dead()[1].headers["mw-dead-reason"])
+      local done = {}
+      for _, line in ipairs(s.trace:of "done") do done[line.id] = true end
+      for i = 1, 20 do assert.is_true(done["m" .. i] or i == 3, "m" .. i .. " was never handled") end
+    end)
+  end
 
   --- Wrong settings ---------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ local M = {}
 
 local TURN_MS = 50 -- how long a signal may wait to be seen
 local interrupted = false
+local watchers = {}
 
 local function look_for_signals()
   if interrupted or not posix.signalled() then return end
@@ -22,6 +23,10 @@ local function with_trace(err)
   if fail.is(err) then return err end
   return debug.traceback(tostring(err), 2)
 end
+
+--- While a task waits, `look` is called now and then; it may raise, and so end the command.
+---@param look fun()
+function M.watch(look) watchers[#watchers + 1] = look end
 
 --- Runs `fn` as a task and returns what it returns.
 ---@param fn fun(): integer
@@ -36,6 +41,7 @@ function M.run(fn)
   while not over do
     core.step(TURN_MS)
     look_for_signals()
+    for _, look in ipairs(over and {} or watchers) do look() end
   end
   posix.free_signals()
   if not ok then error(result, 0) end

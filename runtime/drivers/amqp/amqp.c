@@ -131,6 +131,12 @@ static int amqp_declare(mw_conn *conn, const char *channel, const mw_channel_opt
     return 0;
 }
 
+void rmq_note_stream(rmq_conn *c, const char *queue) {
+    mw_setting type = {.name = "type", .value = "stream"};
+    mw_error e;
+    amqp_declare((mw_conn *)c, queue, &(mw_channel_options){.settings = &type, .setting_count = 1}, &e);
+}
+
 /* ---- opening ---- */
 
 static int choice(const mw_url *u, const char *name, const char *const *of, int *out, mw_error *e) {

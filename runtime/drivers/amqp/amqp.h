@@ -43,14 +43,15 @@ struct rmq_pub { /* one message on its way; embed it, it is yours again in `done
     rmq_target *to;
     mw_message *msg; /* referenced until `done` */
     rmq_stamp stamp;
-    bool again;             /* it was returned once, and sent again */
+    uint64_t place;         /* publications of a connection, counted: to one target they go in this order */
+    uint8_t tries;          /* how often it came back, and was sent again */
+    bool under_way;         /* among `ready` or sent; else it waits in its target */
     bool returned, dropped; /* dropped: no longer wanted; not sent when it was not yet */
     void (*done)(rmq_pub *p, const mw_error *e);
 };
 
 typedef struct rmq_fifo {
-    rmq_pub *first, **end;
-    size_t count;
+    rmq_pub *first, *last; /* last: when there is a first */
 } rmq_fifo;
 
 typedef enum { RMQ_TO_QUEUE, RMQ_TO_EXCHANGE, RMQ_TO_TIER, RMQ_TO_JOURNAL } rmq_target_kind;
@@ -60,10 +61,18 @@ struct rmq_target {
     rmq_target_kind kind;
     const char *exchange, *key; /* inside of `name`, or equal to it */
     bool mandatory;
-    enum { RMQ_UNKNOWN, RMQ_ASKING, RMQ_THERE } state;
-    uint64_t since;   /* TIER: when it was declared last */
-    int64_t ttl_ms;   /* TIER */
-    rmq_fifo waiting; /* until it is there */
+    enum {
+        RMQ_UNKNOWN,
+        RMQ_ASKING,
+        RMQ_TRYING,    /* it was found or made; one publication goes ahead alone */
+        RMQ_RETURNING, /* some came back: no more, until what is under way is over; then it is asked for again
+                        */
+        RMQ_THERE
+    } state;
+    uint64_t since;     /* TIER: when it was declared last */
+    int64_t ttl_ms;     /* TIER */
+    uint32_t under_way; /* publications among `ready` or sent */
+    rmq_fifo waiting;   /* until it is there, by place */
     rmq_target *next_same_hash;
 };
 
@@ -105,6 +114,7 @@ struct rmq_conn {
     size_t sent_room;             /* a power of two */
     rmq_fifo ready;               /* target is there, not written yet */
     mw_map targets;
+    uint64_t places;   /* publications so far */
     mw_timer patience; /* how long publications wait for a broker that is away */
     rmq_job *job, *jobs, **jobs_end;
     bool job_sent;
@@ -120,6 +130,7 @@ struct rmq_conn {
 
 /* amqp.c */
 bool rmq_is_stream(rmq_conn *c, const char *queue);
+void rmq_note_stream(rmq_conn *c, const char *queue); /* the broker said so */
 const rmq_queue_options *rmq_options_of(rmq_conn *c, const char *queue);
 void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive);
 void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o,
@@ -141,9 +152,13 @@ rmq_pub *rmq_fifo_pop(rmq_fifo *f);
 rmq_target *rmq_target_get(rmq_conn *c, const char *channel);
 rmq_target *rmq_target_journal(rmq_conn *c, const char *name);
 rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, bool retry, mw_error *e);
-bool rmq_target_ready(rmq_conn *c, rmq_target *t); /* false: it is being declared, publications wait in it */
-void rmq_targets_forget(rmq_conn *c);              /* the line was lost: ask again */
-void rmq_targets_gather(rmq_conn *c);              /* moves what waits for targets to c->ready */
+void rmq_target_add(rmq_conn *c, rmq_pub *p); /* to c->ready when its target may have it, else it waits */
+/* It was confirmed, refused or given up, and p->done is next; routed: the broker has the queue. */
+void rmq_target_over(rmq_conn *c, rmq_pub *p, bool routed);
+void rmq_target_back(rmq_conn *c, rmq_pub *p);      /* it was returned: once more, before those behind it */
+void rmq_targets_forget(rmq_conn *c);               /* the line was lost: ask again */
+void rmq_targets_gather(rmq_conn *c, rmq_fifo *to); /* all that waits, also c->ready */
+bool rmq_targets_waiting(rmq_conn *c);
 void rmq_targets_free(rmq_conn *c);
 int64_t rmq_tier(int64_t delay_ms, bool retry); /* the TTL of the queue for this delay */
 

@@ -5,13 +5,18 @@
  *
  * A position is the place counted from the head (high) and the message's hash (low): places move when others
  * take messages out, the hash says which one was meant. A look that filled its page stays open for the next
- * page, and for a removal; it ends at the end of the queue, or after a while. */
+ * page, and for a removal; it ends at the end of the queue, or after a while.
+ *
+ * A stream keeps what was read, so there a look is a consumer of its own, from an offset on, and disturbs
+ * nobody. Positions are offsets; where it ends is not told: nothing more comes for a moment. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "drivers/amqp/amqp.h"
 
 enum { AT_ONCE = 200, IDLE_MS = 3000, SILENT_MS = 400, BACK_MS = 20, BACK_TRIES = 25 };
+enum { FIRST_MS = 1500, NEXT_MS = 300 }; /* of a stream: how long nothing comes at its end */
 
 typedef struct seen { /* a message that this look holds */
     uint64_t tag;
@@ -36,6 +41,8 @@ struct rmq_look { /* a browse or a removal */
     mw_error error;
     mw_deferred late;
     rmq_conn *conn;
+    bool counting; /* of the newest: how many there are is asked for */
+    bool again;    /* the line was lost, and with the next one it begins anew */
     bool over;
 };
 
@@ -46,13 +53,18 @@ struct rmq_session { /* the open look at one queue: what it holds */
     uint64_t count; /* how many there were when it began */
     unsigned asked; /* gets without an answer */
     bool opened, counted, ended;
-    bool consume; /* quorum queues with a single active consumer know no get; one page per session then */
+    bool stream;
+    bool consume; /* streams, and quorum queues with a single active consumer know no get; one page per
+                     session then */
 };
 
 static uint64_t hash_of(const mw_parts *p, bool has_id) {
     uint64_t all[2] = {rmq_identity(p, has_id), mw_hash64(p->body, p->body_len)};
     return mw_hash64(all, sizeof all);
 }
+
+/* RabbitMQ 3.10 says of every stream that there is nothing in it. */
+static bool may_be_stream(rmq_conn *c, const char *queue) { return !rmq_options_of(c, queue)->type; }
 
 /* ---- the session: one channel, opened for one queue ---- */
 
@@ -70,7 +82,7 @@ static void session_free(rmq_conn *c) {
 /* Closing the channel gives everything back that was not acked. */
 static void session_end(rmq_conn *c) {
     mw_timer_stop(&c->look_idle);
-    bool held = c->session && c->session->place;
+    bool held = c->session && (c->session->place || c->session->stream);
     session_free(c);
     if (held && c->look.open) rmq_chan_restart(&c->look);
 }
@@ -81,6 +93,7 @@ static void session_begin(rmq_conn *c, const char *queue) {
     session_end(c);
     c->session = calloc(1, sizeof *c->session);
     if (!c->session || !(c->session->queue = strdup(queue))) abort();
+    c->session->stream = c->session->consume = c->session->counted = rmq_is_stream(c, queue);
     if (!c->look.line) rmq_chan_add(c->out, &c->look, RMQ_CHAN_BROWSE, &look_events, c);
     c->session->opened = c->look.open;
 }
@@ -120,6 +133,7 @@ static void give_answer(rmq_look *l) {
  * them. */
 static bool comes_back_late(rmq_conn *c) {
     const char *type = rmq_options_of(c, c->session->queue)->type;
+    if (c->session->stream) return false;
     return c->session->place && (c->session->consume || (type && strcmp(type, "quorum") == 0));
 }
 
@@ -165,6 +179,7 @@ static void continue_look(rmq_look *l);
 static size_t wanted(const rmq_look *l) {
     const struct rmq_session *s = l->conn->session;
     if (l->removing) return l->removal.count;
+    if (s->stream) return l->browse.newest ? UINT16_MAX : l->browse.max;
     uint64_t skip = l->browse.after.high;
     size_t have = l->entries.len / sizeof(mw_entry);
     size_t left = l->browse.max > have ? l->browse.max - have : 0;
@@ -180,6 +195,24 @@ static void silent(mw_timer *t) {
     continue_look(c->looking);
 }
 
+static void put_offset(const rmq_look *l, mw_buf *b) {
+    size_t table = rmq_open(b);
+    if (!l->conn->session->stream) {
+        /* a queue has none */
+    } else if (l->browse.newest) {
+        rmq_put_text(b, "x-stream-offset", "last"); /* what was written last, together */
+    } else {
+        rmq_put_number(b, "x-stream-offset", (int64_t)l->browse.after.high);
+    }
+    rmq_close(b, table);
+}
+
+static void mind_silence(rmq_conn *c) {
+    const struct rmq_session *s = c->session;
+    int64_t ms = !s->stream ? SILENT_MS : s->place ? NEXT_MS : FIRST_MS;
+    mw_timer_start_real(c->loop, &c->look_idle, ms, silent);
+}
+
 static void put_consume(rmq_conn *c, mw_buf *b, size_t n) {
     struct rmq_session *s = c->session;
     s->asked = (unsigned)(n > UINT16_MAX ? UINT16_MAX : n);
@@ -193,10 +226,10 @@ static void put_consume(rmq_conn *c, mw_buf *b, size_t n) {
     rmq_put_string(b, s->queue);
     rmq_put_string(b, "");
     rmq_put_u8(b, 0);
-    rmq_close(b, rmq_open(b));
+    put_offset(c->looking, b);
     rmq_frame_end(b, f);
     rmq_line_send(c->out);
-    mw_timer_start_real(c->loop, &c->look_idle, SILENT_MS, silent);
+    mind_silence(c);
 }
 
 static void get_more(rmq_look *l) {
@@ -209,8 +242,9 @@ static void get_more(rmq_look *l) {
         rmq_line_send(c->out);
         return;
     }
-    size_t n = wanted(l);
-    if (n > s->count - s->place) n = (size_t)(s->count - s->place);
+    size_t n =
+        !s->stream && !s->count ? 1 : wanted(l); /* 1: it seems empty, and a stream gives itself away */
+    if (s->count && n > s->count - s->place) n = (size_t)(s->count - s->place);
     if (s->consume) {
         put_consume(c, b, n);
         return;
@@ -305,11 +339,39 @@ static void continue_look(rmq_look *l) {
     struct rmq_session *s = l->conn->session;
     if (l->removing) {
         check_removal(l);
-    } else if (s->ended || l->entries.len / sizeof(mw_entry) >= l->browse.max) {
+    } else if (s->ended || (!l->browse.newest && l->entries.len / sizeof(mw_entry) >= l->browse.max)) {
         look_over(l, NULL);
     } else {
         get_more(l);
     }
+}
+
+static void got_of_stream(rmq_conn *c, const rmq_content *k) {
+    struct rmq_session *s = c->session;
+    rmq_look *l = c->looking;
+    rmq_envelope e;
+    rmq_route route = {.exchange = k->exchange, .key = k->key};
+    uint64_t size;
+    s->place++;
+    mind_silence(c);
+    if (!rmq_envelope_read(k->header, &route, &c->scratch, &e, &size) || !e.has_offset || !l || l->over ||
+        e.offset < l->browse.after.high) {
+        ack_removed(c, k->tag); /* gives way to the next one */
+        return;
+    }
+    mw_position at = {.high = e.offset + 1};
+    if (l->browse.newest) {
+        l->browse.after = at;
+    } else {
+        mw_parts parts = e.parts;
+        parts.body = k->body;
+        parts.body_len = k->body_len;
+        mw_entry entry = {.position = at, .msg = mw_message_new(&parts)};
+        mw_buf_add(&l->entries, &entry, sizeof entry);
+        if (s->asked) s->asked--;
+    }
+    s->ended = !s->asked;
+    if (s->ended) continue_look(l);
 }
 
 static void got(rmq_chan *chan, rmq_content *k) {
@@ -320,8 +382,12 @@ static void got(rmq_chan *chan, rmq_content *k) {
     rmq_route route = {.exchange = k->exchange, .key = k->key};
     uint64_t size;
     if (!s || k->method == RMQ_RETURN) return;
+    if (s->stream) {
+        got_of_stream(c, k);
+        return;
+    }
     if (s->asked) s->asked--;
-    if (s->consume) mw_timer_start_real(c->loop, &c->look_idle, SILENT_MS, silent);
+    if (s->consume) mind_silence(c);
     seen now = {.tag = k->tag};
     s->place++;
     if (rmq_envelope_read(k->header, &route, &c->scratch, &e, &size)) {
@@ -353,7 +419,7 @@ static void look_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
         rmq_short(r);
         s->count = rmq_u32(r);
         s->counted = true;
-        s->ended = s->count == 0;
+        s->ended = !s->count && !may_be_stream(c, s->queue);
     } else if (s && method == RMQ_GET_EMPTY) {
         s->ended = true;
         if (s->asked) s->asked--;
@@ -371,6 +437,27 @@ static void look_opened(rmq_chan *chan) {
     if (c->looking) get_more(c->looking);
 }
 
+/* basic.get on a stream costs the connection. Now that it is known to be one it is read as such. */
+static bool was_a_stream(rmq_conn *c) {
+    struct rmq_session *s = c->session;
+    rmq_look *l = c->looking;
+    if (c->out->closed_with != RMQ_NOT_IMPLEMENTED || !s || s->stream || !l || l->over) return false;
+    mw_log_begin(MW_WARN,
+                 "this is a stream, and is read as one; with streams=NAME in the URL no connection is lost");
+    mw_log_text("queue", l->queue);
+    mw_log_end();
+    rmq_note_stream(c, l->queue);
+    if (l->removing) return false;
+    session_begin(c, l->queue);
+    return l->again = true;
+}
+
+/* So does a get in vain on a quorum queue that somebody is just making. */
+static bool is_being_made(const rmq_conn *c) {
+    const struct rmq_session *s = c->session;
+    return c->out->closed_with == RMQ_INTERNAL_ERROR && s && s->counted && !s->count && !s->stream;
+}
+
 /* 404: a queue that is not there is an empty one. */
 static void look_closed(rmq_chan *chan, int code, const mw_error *why) {
     rmq_conn *c = chan->owner;
@@ -381,19 +468,23 @@ static void look_closed(rmq_chan *chan, int code, const mw_error *why) {
         s->opened = false;
         return; /* goes on when the channel is open again */
     }
+    if (!code && was_a_stream(c)) return;
+    bool empty = code == 404 || (!code && is_being_made(c));
     session_free(c);
     if (c->looking && c->looking->back) {
         c->looking->back = 0;
         give_answer(c->looking);
         return;
     }
-    if (code && c->looking && !c->looking->over) look_over(c->looking, code == 404 ? NULL : why);
+    if ((code || empty) && c->looking && !c->looking->over) look_over(c->looking, empty ? NULL : why);
 }
 
 static const rmq_chan_events look_events = {
     .opened = look_opened, .closed = look_closed, .method = look_method, .content = got};
 
 /* ---- the newest: how many there are ---- */
+
+static void go(rmq_conn *c, rmq_look *l);
 
 typedef struct counting {
     rmq_job job;
@@ -409,9 +500,13 @@ static bool count_over(rmq_job *job, uint64_t count, const mw_error *e) {
     counting *k = mw_container_of(job, counting, job);
     rmq_look *l = k->look;
     free(k);
+    l->counting = false;
     if (e) l->error = *e;
     l->browse.after = (mw_position){.high = count, .low = count ? UINT64_MAX : 0};
-    give_answer(l);
+    if (!e && !count && may_be_stream(l->conn, l->queue))
+        go(l->conn, l);
+    else
+        give_answer(l);
     return true;
 }
 
@@ -433,6 +528,7 @@ static bool count_failed(rmq_job *job, rmq_conn *c, int code, const mw_error *wh
 static void count(rmq_look *l) {
     counting *k = calloc(1, sizeof *k);
     if (!k) abort();
+    l->counting = true;
     *k = (counting){.job = {.start = count_start, .reply = count_reply, .failed = count_failed}, .look = l};
     rmq_job_add(l->conn, &k->job);
 }
@@ -442,7 +538,8 @@ static void count(rmq_look *l) {
 static void go(rmq_conn *c, rmq_look *l) {
     struct rmq_session *s = c->session;
     uint64_t skip = l->browse.after.high;
-    bool same = s && !s->ended && strcmp(s->queue, l->queue) == 0 && (l->removing || s->place == skip);
+    bool same =
+        s && !s->ended && !s->stream && strcmp(s->queue, l->queue) == 0 && (l->removing || s->place == skip);
     if (!same) session_begin(c, l->queue);
     if (same && l->removing) {
         seen *held = (seen *)(void *)s->held.data;
@@ -463,15 +560,14 @@ void rmq_looks_go(rmq_conn *c) {
         mw_error e;
         mw_fail(&e, MW_ECLOSED, true, "cannot connect to the broker");
         look_over(l, &e);
-    } else if (rmq_is_stream(c, l->queue)) { /* basic.get on one costs the connection */
+    } else if (l->removing && rmq_is_stream(c, l->queue)) {
         mw_error e;
         mw_fail(&e, MW_EUSAGE, false,
-                "\"%s\" is a stream: AMQP 0-9-1 cannot look into one, nor take single messages out; read it "
-                "with a "
-                "pipeline under a group of its own",
+                "\"%s\" is a stream, and nothing can be taken out of one: it keeps its messages until its "
+                "max_bytes or their age removes them",
                 l->queue);
         look_over(l, &e);
-    } else if (!l->removing && l->browse.newest) {
+    } else if (!l->removing && l->browse.newest && !rmq_is_stream(c, l->queue)) {
         count(l);
     } else {
         go(c, l);
@@ -507,9 +603,13 @@ void rmq_remove(mw_conn *conn, const mw_removal *r) {
 
 /* A look does not wait for a broker that is away: a person does. */
 void rmq_looks_lost(rmq_conn *c, const mw_error *why) {
-    session_free(c);
     rmq_look *l = c->looking;
-    if (l && !l->over && !(!l->removing && l->browse.newest)) look_over(l, why);
+    if (l && l->again) { /* begins once more when the line is back */
+        l->again = false;
+        return;
+    }
+    session_free(c);
+    if (l && !l->over && !l->counting) look_over(l, why);
 }
 
 void rmq_looks_free(rmq_conn *c) {

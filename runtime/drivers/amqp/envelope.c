@@ -109,8 +109,18 @@ static bool keeps_type(rmq_str name, const rmq_value *v) {
            !is(name, "x-delivery-count") && !is(name, "x-stream-offset");
 }
 
+/* Of a message that waited in a delay queue of ours the broker says that it died there. */
+static bool tells_of_delay(rmq_reader table, rmq_str name) {
+    bool first = begins(name, "x-first-death-");
+    rmq_value v;
+    if (!first && !begins(name, "x-last-death-")) return false;
+    return rmq_table_find(table, first ? "x-first-death-queue" : "x-last-death-queue", &v) && v.type == 'S' &&
+           begins(v.text, "mw.delay.");
+}
+
 static void read_headers(rmq_envelope *e, rmq_reader table, const char *queue) {
     static mw_buf typed;
+    rmq_reader whole = table;
     rmq_str name;
     rmq_value v;
     uint32_t rejected = 0;
@@ -126,7 +136,7 @@ static void read_headers(rmq_envelope *e, rmq_reader table, const char *queue) {
             read_own(e, name, &v);
         else if (!begins(name, "x-"))
             add_value(e, name, &v);
-        else if (!is(name, "x-death") || read_deaths(&v, queue, &rejected))
+        else if (is(name, "x-death") ? read_deaths(&v, queue, &rejected) : !tells_of_delay(whole, name))
             add_value(e, name, &v);
     }
     if (!e->failures) e->failures = rejected;

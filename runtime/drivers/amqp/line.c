@@ -204,6 +204,7 @@ static void closed_by_broker(rmq_line *l, rmq_reader *r) {
     rmq_str text = rmq_short(r);
     simple(l, 0, RMQ_CLOSE_OK);
     if (l->state != RMQ_READY && hopeless(code)) l->refused = true;
+    l->closed_with = code;
     fail(l, "the broker closed the connection: %.*s (%u)", text, code);
 }
 
@@ -516,6 +517,7 @@ static void line_up(void *owner) {
     rmq_line *l = owner;
     l->state = RMQ_GREETED;
     l->broken = false;
+    l->closed_with = 0;
     l->frame_max = RMQ_FRAME_MAX;
     l->blocked = false;
     mw_stream_write(l->stream, "AMQP\0\0\x9\x1", 8);

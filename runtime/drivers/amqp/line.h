@@ -79,6 +79,7 @@ struct rmq_line {
     uint32_t frame_max;
     int64_t heartbeat_ms;
     bool blocked, refused; /* refused: the broker said that trying again cannot help (yet) */
+    unsigned closed_with;  /* the broker's reason; 0: it gave none */
     bool broken;           /* dropped; what still stands in the input is not read */
     bool dead;             /* freed from inside one of its callbacks */
     int busy;              /* inside a callback of the stream */

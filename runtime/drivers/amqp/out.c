@@ -8,22 +8,20 @@
 #include "base/log.h"
 #include "drivers/amqp/amqp.h"
 
-enum { PATIENCE_MS = 10000 };
+enum { PATIENCE_MS = 10000, TRIES = 5 };
 
 void rmq_fifo_push(rmq_fifo *f, rmq_pub *p) {
-    if (!f->end) f->end = &f->first;
     p->next = NULL;
-    *f->end = p;
-    f->end = &p->next;
-    f->count++;
+    if (f->first)
+        f->last->next = p;
+    else
+        f->first = p;
+    f->last = p;
 }
 
 rmq_pub *rmq_fifo_pop(rmq_fifo *f) {
     rmq_pub *p = f->first;
-    if (!p) return NULL;
-    f->first = p->next;
-    if (!f->first) f->end = &f->first;
-    f->count--;
+    if (p) f->first = p->next;
     return p;
 }
 
@@ -57,28 +55,29 @@ static rmq_pub *take_sent(rmq_conn *c, uint64_t seq) {
     return p;
 }
 
+static void end(rmq_conn *c, rmq_pub *p, bool routed, const mw_error *e) {
+    rmq_target_over(c, p, routed);
+    rmq_finish(p, e);
+}
+
 static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
     rmq_pub *p = take_sent(c, seq);
     if (!p) return;
     mw_error e;
     if (!taken) {
         mw_fail(&e, MW_ECLOSED, true, "%s: the broker did not take the message", p->to->name);
-        rmq_finish(p, &e);
-    } else if (p->returned && p->to->kind != RMQ_TO_EXCHANGE &&
-               !p->again) { /* deleted: declared, and once more */
-        p->again = true;
-        p->returned = false;
-        p->to->state = p->to->state == RMQ_THERE ? RMQ_UNKNOWN : p->to->state;
-        rmq_fifo_push(rmq_target_ready(c, p->to) ? &c->ready : &p->to->waiting, p);
+        end(c, p, true, &e);
+    } else if (p->returned && p->to->kind != RMQ_TO_EXCHANGE && p->tries < TRIES) {
+        rmq_target_back(c, p); /* deleted: declared, and once more */
     } else if (p->returned) {
         if (p->to->kind == RMQ_TO_EXCHANGE)
             mw_fail(&e, MW_EUSAGE, true, "unroutable: exchange \"%s\" has no queue bound for \"%s\"",
                     p->to->exchange, p->to->key);
         else
             mw_fail(&e, MW_EUSAGE, true, "unroutable: there is no queue \"%s\"", p->to->key);
-        rmq_finish(p, &e);
+        end(c, p, false, &e);
     } else {
-        rmq_finish(p, NULL);
+        end(c, p, true, NULL);
     }
 }
 
@@ -152,7 +151,7 @@ static bool fits(rmq_conn *c, rmq_pub *p) {
     mw_fail(&e, MW_EUSAGE, false,
             "%s: headers and key take %zu bytes, and RabbitMQ takes at most %u (frame_max)", p->to->name,
             c->out->out.len, c->out->frame_max);
-    rmq_finish(p, &e);
+    end(c, p, false, &e);
     return false;
 }
 
@@ -167,7 +166,7 @@ void rmq_pump(rmq_conn *c) {
         if (p->dropped) {
             mw_error e;
             mw_fail(&e, MW_ECLOSED, true, "no longer wanted");
-            rmq_finish(p, &e);
+            end(c, p, false, &e);
             continue;
         }
         mw_parts parts;
@@ -183,11 +182,9 @@ void rmq_pump(rmq_conn *c) {
 /* ---- waiting for a broker that is away ---- */
 
 static void fail_waiting(rmq_conn *c, const mw_error *e) {
-    rmq_targets_gather(c);
-    rmq_fifo list = c->ready;
-    c->ready = (rmq_fifo){0};
-    if (!list.first) return;
-    for (rmq_pub *p; (p = rmq_fifo_pop(&list));) rmq_finish(p, e);
+    rmq_fifo list = {0};
+    rmq_targets_gather(c, &list);
+    for (rmq_pub *p; (p = rmq_fifo_pop(&list));) end(c, p, false, e);
 }
 
 static void out_of_patience(mw_timer *t) {
@@ -222,7 +219,7 @@ static void out_down(void *owner, const mw_error *why) {
     c->told_down = true;
     c->told_up = false;
     if (c->out->refused) fail_waiting(c, why);
-    if (c->ready.first) mind(c);
+    if (rmq_targets_waiting(c)) mind(c);
     jobs_lost(c, why);
     rmq_looks_lost(c, why);
 }
@@ -252,19 +249,30 @@ static void publish_opened(rmq_chan *chan) {
     rmq_replies_consume(chan->owner);
 }
 
+/* A stream that somebody is just making can be found, but whoever writes to it costs the connection. */
+static bool came_too_early(const rmq_conn *c, const rmq_pub *p) {
+    unsigned code = c->out->closed_with;
+    return (code == RMQ_RESOURCE_ERROR || code == RMQ_INTERNAL_ERROR) && p->to->state == RMQ_TRYING &&
+           p->tries < TRIES;
+}
+
 /* Whether the broker has them nobody knows: whoever asked decides whether to send again. */
 static void publish_closed(rmq_chan *chan, int code, const mw_error *why) {
     rmq_conn *c = chan->owner;
     mw_error e;
     mw_fail(&e, MW_ECLOSED, true, "not confirmed: %s", why->text);
     c->confirming = false;
-    rmq_targets_forget(c);
     rmq_fifo lost = {0};
     for (uint64_t i = c->first_seq; i < c->next_seq; i++) {
         rmq_pub *p = c->sent[i & (c->sent_room - 1)];
-        if (p) rmq_fifo_push(&lost, p);
+        if (p && came_too_early(c, p))
+            rmq_target_back(c, p);
+        else if (p)
+            rmq_fifo_push(&lost, p);
     }
     c->first_seq = c->next_seq = 1;
+    for (rmq_pub *p = lost.first; p; p = p->next) rmq_target_over(c, p, false);
+    rmq_targets_forget(c);
     for (rmq_pub *p; (p = rmq_fifo_pop(&lost));) rmq_finish(p, &e);
     rmq_requests_lost(c);
     (void)code;
@@ -274,6 +282,7 @@ static void publish_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     rmq_conn *c = chan->owner;
     if (method == RMQ_ACK || method == RMQ_NACK) {
         confirms(c, r, method == RMQ_ACK);
+        rmq_pump(c); /* the first to its queue may have been among them */
     } else if (method == RMQ_CONFIRM_SELECT_OK) {
         c->confirming = true;
         c->first_seq = c->next_seq = 1;
@@ -384,14 +393,16 @@ rmq_line *rmq_out(rmq_conn *c) {
 void rmq_send_to(rmq_conn *c, rmq_pub *p, rmq_target *to) {
     mw_message_ref(p->msg);
     p->to = to;
-    p->returned = p->dropped = p->again = false;
+    p->place = ++c->places;
+    p->tries = 0;
+    p->returned = p->dropped = p->under_way = false;
     if (!rmq_out(c)) {
         mw_error e;
         mw_fail(&e, MW_ECLOSED, true, "cannot connect to the broker");
         rmq_finish(p, &e);
         return;
     }
-    rmq_fifo_push(rmq_target_ready(c, to) ? &c->ready : &to->waiting, p);
+    rmq_target_add(c, p);
     mind(c);
 }
 
@@ -453,9 +464,8 @@ void rmq_out_close(rmq_conn *c) {
     mw_timer_stop(&c->patience);
     rmq_line_free(c->out);
     c->out = NULL;
-    rmq_targets_gather(c);
-    rmq_fifo all = c->ready;
-    c->ready = (rmq_fifo){0};
+    rmq_fifo all = {0};
+    rmq_targets_gather(c, &all);
     for (uint64_t i = c->first_seq; i < c->next_seq; i++) {
         rmq_pub *p = c->sent[i & (c->sent_room - 1)];
         if (p) rmq_fifo_push(&all, p);

@@ -1,8 +1,10 @@
 /* targets.c - where publications go. A queue is looked for before the first publication to it, and declared
- * when it is missing: what the broker cannot route is lost, or comes back as an error. An exchange is taken
- * as it is. A delay is a queue whose messages expire after it and fall back into their queue ("tier"): one
- * per queue and delay, made when it is needed and removed by the broker when it is idle. Never a TTL per
- * message: that waits behind longer ones. */
+ * when it is missing: what the broker cannot route is lost, or comes back as an error. The first one then
+ * goes ahead alone, and the others when it is confirmed: a queue that somebody is just making can be found
+ * before it takes messages, and a stream mixes up those that came meanwhile. What is returned goes again,
+ * before what was published later. An exchange is taken as it is. A delay is a queue whose messages expire
+ * after it and fall back into their queue ("tier"): one per queue and delay, made when it is needed and
+ * removed by the broker when it is idle. Never a TTL per message: that waits behind longer ones. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,6 +66,10 @@ rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
         t->mandatory = false;
     }
     return t;
+}
+
+static bool is_asked_for(const rmq_target *t) {
+    return t->kind != RMQ_TO_EXCHANGE && strncmp(t->name, "amq.", 4) != 0;
 }
 
 /* Ten steps for each power of ten: few queues for delays with jitter, and the usual numbers exactly. */
@@ -147,10 +153,94 @@ static void declaration_start(rmq_job *j, rmq_conn *c, mw_buf *out) {
         rmq_put_declare(out, c, RMQ_CHAN_ADMIN, d->target->name, !d->make);
 }
 
+/* ---- who may go ---- */
+
+static void ask(rmq_conn *c, rmq_target *t);
+
+static void wait_in_place(rmq_pub *p) {
+    rmq_fifo *f = &p->to->waiting;
+    rmq_pub **at = &f->first;
+    if (!f->first || f->last->place < p->place) {
+        rmq_fifo_push(f, p);
+        return;
+    }
+    while ((*at)->place < p->place) at = &(*at)->next;
+    p->next = *at;
+    *at = p;
+}
+
+static void send_on(rmq_conn *c, rmq_pub *p) {
+    p->under_way = true;
+    p->to->under_way++;
+    rmq_fifo_push(&c->ready, p);
+}
+
+static void go_on(rmq_conn *c, rmq_target *t) {
+    if (t->state == RMQ_RETURNING && !t->under_way) t->state = RMQ_UNKNOWN;
+    if (t->state == RMQ_UNKNOWN && t->waiting.first) ask(c, t);
+    while (t->waiting.first && (t->state == RMQ_THERE || (t->state == RMQ_TRYING && !t->under_way)))
+        send_on(c, rmq_fifo_pop(&t->waiting));
+}
+
+static bool is_stale(const rmq_conn *c, const rmq_target *t) {
+    return t->kind == RMQ_TO_TIER && mw_loop_real_ms(c->loop) - t->since > TIER_FRESH_MS;
+}
+
+void rmq_target_add(rmq_conn *c, rmq_pub *p) {
+    rmq_target *t = p->to;
+    if (t->state == RMQ_THERE && is_stale(c, t)) t->state = RMQ_UNKNOWN;
+    if (t->state == RMQ_THERE) {
+        send_on(c, p);
+        return;
+    }
+    wait_in_place(p);
+    go_on(c, t);
+}
+
+static void not_under_way(rmq_pub *p) {
+    if (!p->under_way) return;
+    p->under_way = false;
+    p->to->under_way--;
+}
+
+void rmq_target_over(rmq_conn *c, rmq_pub *p, bool routed) {
+    if (!p->under_way) return;
+    not_under_way(p);
+    if (routed && p->to->state == RMQ_TRYING) p->to->state = RMQ_THERE;
+    if (p->to->waiting.first || p->to->state == RMQ_RETURNING) go_on(c, p->to);
+}
+
+/* What was not written yet waits again: of one target, or (NULL) of all that are asked for. */
+static void call_back(rmq_conn *c, const rmq_target *t) {
+    rmq_fifo list = c->ready;
+    c->ready = (rmq_fifo){0};
+    for (rmq_pub *p; (p = rmq_fifo_pop(&list));) {
+        if (t ? p->to != t : !is_asked_for(p->to)) {
+            rmq_fifo_push(&c->ready, p);
+            continue;
+        }
+        not_under_way(p);
+        wait_in_place(p);
+    }
+}
+
+void rmq_target_back(rmq_conn *c, rmq_pub *p) {
+    rmq_target *t = p->to;
+    p->tries++;
+    p->returned = false;
+    not_under_way(p);
+    if (t->state == RMQ_THERE || t->state == RMQ_TRYING) {
+        t->state = RMQ_RETURNING;
+        call_back(c, t);
+    }
+    wait_in_place(p);
+    go_on(c, t);
+}
+
 static void there(rmq_conn *c, rmq_target *t) {
-    t->state = RMQ_THERE;
+    t->state = t->kind == RMQ_TO_QUEUE ? RMQ_TRYING : RMQ_THERE;
     t->since = mw_loop_real_ms(c->loop);
-    for (rmq_pub *p; (p = rmq_fifo_pop(&t->waiting));) rmq_fifo_push(&c->ready, p);
+    go_on(c, t);
     rmq_pump(c);
 }
 
@@ -195,10 +285,7 @@ static bool declaration_failed(rmq_job *j, rmq_conn *c, int code, const mw_error
     return true;
 }
 
-bool rmq_target_ready(rmq_conn *c, rmq_target *t) {
-    bool stale = t->kind == RMQ_TO_TIER && mw_loop_real_ms(c->loop) - t->since > TIER_FRESH_MS;
-    if (t->state == RMQ_THERE && !stale) return true;
-    if (t->state == RMQ_ASKING) return false;
+static void ask(rmq_conn *c, rmq_target *t) {
     t->state = RMQ_ASKING;
     declaration *d = calloc(1, sizeof *d);
     if (!d) abort();
@@ -207,38 +294,55 @@ bool rmq_target_ready(rmq_conn *c, rmq_target *t) {
     d->job.failed = declaration_failed;
     d->target = t;
     rmq_job_add(c, &d->job);
-    return false;
 }
 
 /* ---- endings ---- */
 
-static void each(rmq_conn *c, void (*fn)(rmq_conn *c, rmq_target *t, const mw_error *e), const mw_error *e) {
+static void each(rmq_conn *c, void (*fn)(rmq_conn *c, rmq_target *t, void *to), void *to) {
     uint32_t at = 0;
     for (rmq_target *t; (t = mw_map_next(&c->targets, &at, NULL));)
         for (rmq_target *next; t; t = next) {
             next = t->next_same_hash;
-            fn(c, t, e);
+            fn(c, t, to);
         }
 }
 
-static void forget(rmq_conn *c, rmq_target *t, const mw_error *e) {
-    (void)c, (void)e;
-    if (t->kind != RMQ_TO_EXCHANGE && t->state == RMQ_THERE && strncmp(t->name, "amq.", 4) != 0)
-        t->state = RMQ_UNKNOWN;
+static void forget(rmq_conn *c, rmq_target *t, void *to) {
+    (void)to; /* a declaration under way goes on */
+    if (!is_asked_for(t) || t->state == RMQ_ASKING) return;
+    t->state = RMQ_UNKNOWN;
+    go_on(c, t);
 }
 
-void rmq_targets_forget(rmq_conn *c) { each(c, forget, NULL); }
-
-static void gather(rmq_conn *c, rmq_target *t, const mw_error *e) {
-    (void)e; /* a declaration under way goes on, for the next ones */
-    for (rmq_pub *p; (p = rmq_fifo_pop(&t->waiting));) rmq_fifo_push(&c->ready, p);
+void rmq_targets_forget(rmq_conn *c) {
+    call_back(c, NULL);
+    each(c, forget, NULL);
 }
 
-/* Those that wait here go to the others that wait: `done` may come back to us with new targets. */
-void rmq_targets_gather(rmq_conn *c) { each(c, gather, NULL); }
+static void gather(rmq_conn *c, rmq_target *t, void *to) {
+    (void)c; /* a declaration under way goes on, for the next ones */
+    for (rmq_pub *p; (p = rmq_fifo_pop(&t->waiting));) rmq_fifo_push(to, p);
+}
 
-static void free_one(rmq_conn *c, rmq_target *t, const mw_error *e) {
-    (void)c, (void)e;
+/* Out of their lists first: `done` may come back to us with new publications and targets. */
+void rmq_targets_gather(rmq_conn *c, rmq_fifo *to) {
+    for (rmq_pub *p; (p = rmq_fifo_pop(&c->ready));) rmq_fifo_push(to, p);
+    each(c, gather, to);
+}
+
+static void look_for_one(rmq_conn *c, rmq_target *t, void *any) {
+    (void)c;
+    *(bool *)any |= t->waiting.first != NULL;
+}
+
+bool rmq_targets_waiting(rmq_conn *c) {
+    bool any = c->ready.first;
+    each(c, look_for_one, &any);
+    return any;
+}
+
+static void free_one(rmq_conn *c, rmq_target *t, void *to) {
+    (void)c, (void)to;
     if (t->kind == RMQ_TO_EXCHANGE) free((char *)(uintptr_t)t->exchange - 1);
     free(t->name);
     free(t);

@@ -19,6 +19,7 @@ typedef struct plan {
     bool apply, show;
     enum { LOOK, COMPARE, MAKE, BIND } step;
     uint32_t messages, consumers;
+    mw_buf missing; /* names of what is not there, each with its kind in front and a zero behind */
     mw_deferred late;
     rmq_conn *conn;
 } plan;
@@ -193,7 +194,7 @@ static void put_difference(mw_buf *b, const char *why) {
     mw_buf_puts(b, "}");
 }
 
-static void told(plan *p, const char *state, const char *difference, const char *error) {
+static void told(plan *p, const char *state, const char *difference, const char *error, const char *note) {
     mw_buf *b = &p->answer;
     rmq_str kind = text(p, "kind"), name = text(p, "name");
     mw_buf_puts(b, p->at > 1 ? ",{\"kind\":" : "{\"kind\":");
@@ -209,12 +210,17 @@ static void told(plan *p, const char *state, const char *difference, const char 
         mw_buf_puts(b, ",\"error\":");
         put_json(b, error, strlen(error));
     }
+    if (note) {
+        mw_buf_puts(b, ",\"note\":");
+        put_json(b, note, strlen(note));
+    }
     mw_buf_puts(b, "}");
 }
 
 static void free_plan(plan *p) {
     mw_json_free(p->doc);
     mw_buf_free(&p->answer);
+    mw_buf_free(&p->missing);
     free(p);
 }
 
@@ -225,11 +231,37 @@ static void answer(plan *p, const mw_error *e) {
     free_plan(p);
 }
 
+static void note_missing(plan *p) {
+    rmq_str name = text(p, "name");
+    mw_buf_puts(&p->missing, is(text(p, "kind"), "exchange") ? "e" : "q");
+    mw_buf_add(&p->missing, name.data, name.len);
+    mw_buf_add(&p->missing, "", 1);
+}
+
+static bool is_missing(const plan *p, char kind, rmq_str name) {
+    if (!p->missing.len) return false;
+    for (const char *at = p->missing.data, *end = at + p->missing.len; at < end; at += strlen(at) + 1)
+        if (*at == kind && is(name, at + 1)) return true;
+    return false;
+}
+
+/* Nobody tells whether a binding is there; without one of its ends it is not. */
+static void tell_binding(plan *p) {
+    bool missing =
+        is_missing(p, 'e', text(p, "settings.exchange")) ||
+        is_missing(p, truth(p, "settings.to_exchange") ? 'e' : 'q', text(p, "settings.destination"));
+    if (missing)
+        told(p, "missing", NULL, NULL, NULL);
+    else
+        told(p, "unchecked", NULL, NULL,
+             "AMQP cannot tell whether it is there; apply makes it, which changes nothing if it is");
+}
+
 /* The next item that needs the broker; true when there is none any more. */
 static bool go_on(plan *p) {
     while (next_item(p)) {
         if (p->step != BIND || p->apply) return false;
-        told(p, "unchecked", NULL, NULL);
+        tell_binding(p);
     }
     answer(p, NULL);
     return true;
@@ -237,7 +269,6 @@ static bool go_on(plan *p) {
 
 static bool reply(rmq_job *j, rmq_conn *c, uint32_t method, rmq_reader *r) {
     plan *p = mw_container_of(j, plan, job);
-    (void)c;
     if (method == RMQ_QUEUE_DECLARE_OK) {
         rmq_short(r);
         p->messages = rmq_u32(r);
@@ -245,15 +276,15 @@ static bool reply(rmq_job *j, rmq_conn *c, uint32_t method, rmq_reader *r) {
     }
     switch (p->step) {
     case LOOK:
-        if (!p->show) {
+        if (!p->show && c->declare == RMQ_DECLARE_AUTO) {
             p->step = COMPARE;
             return false;
         }
-        told(p, "present", NULL, NULL);
+        told(p, "present", NULL, NULL, p->show ? NULL : "not compared: the URL says declare=passive");
         break;
-    case COMPARE: told(p, "same", NULL, NULL); break;
-    case MAKE: told(p, "created", NULL, NULL); break;
-    case BIND: told(p, "present", NULL, NULL); break;
+    case COMPARE: told(p, "same", NULL, NULL, NULL); break;
+    case MAKE: told(p, "created", NULL, NULL, NULL); break;
+    case BIND: told(p, "present", NULL, NULL, NULL); break;
     }
     return go_on(p);
 }
@@ -262,7 +293,8 @@ static void differs(plan *p, const char *why) {
     told(p, p->apply ? "failed" : "different", why,
          p->apply ? "RabbitMQ cannot change what exists: declare it as it is, or delete it (when it is "
                     "empty) and apply again"
-                  : NULL);
+                  : NULL,
+         NULL);
 }
 
 static bool failed(rmq_job *j, rmq_conn *c, int code, const mw_error *why) {
@@ -281,11 +313,16 @@ static bool failed(rmq_job *j, rmq_conn *c, int code, const mw_error *why) {
             p->step = MAKE;
             return false;
         }
-        told(p, "missing", NULL, NULL);
+        note_missing(p);
+        told(p, "missing", NULL, NULL, NULL);
     } else if (code == 406 && p->step == COMPARE) {
         differs(p, why->text);
     } else {
-        told(p, "failed", NULL, why->text);
+        told(p, "failed", NULL, why->text,
+             code == 403 && p->step == COMPARE
+                 ? "to compare needs the permission to declare: declare=passive "
+                   "in the URL looks only whether it is there"
+                 : NULL);
     }
     return go_on(p);
 }
@@ -320,7 +357,7 @@ void rmq_topology(mw_conn *conn, const char *request, size_t len, void *cookie) 
     bool any = false; /* the first that needs the broker; the ones before are answered here */
     while (!any && next_item(p)) {
         any = p->step != BIND || p->apply;
-        if (!any) told(p, "unchecked", NULL, NULL);
+        if (!any) tell_binding(p);
     }
     if (any)
         rmq_job_add(c, &p->job);

@@ -11,6 +11,11 @@
 
 enum { RMQ_METHOD = 1, RMQ_HEADER = 2, RMQ_BODY = 3, RMQ_HEARTBEAT = 8, RMQ_END = 0xCE };
 enum { RMQ_FRAME_EXTRA = 8, RMQ_FRAME_MIN = 4096, RMQ_FRAME_MAX = 131072, RMQ_TABLE_DEPTH = 16 };
+enum {
+    RMQ_RESOURCE_ERROR = 506,
+    RMQ_NOT_IMPLEMENTED = 540,
+    RMQ_INTERNAL_ERROR = 541
+}; /* what a connection is closed with */
 
 #define RMQ_ID(class_id, method) ((uint32_t)(class_id) << 16 | (method))
 enum {

@@ -187,6 +187,24 @@ describe("publish --lines", function()
   end)
 end)
 
+describe("a broker that is not there", function()
+  for _, scheme in ipairs { "amqp", "redis" } do
+    it("is told at once, and soon given up: " .. scheme, function()
+      local process = require "spec.support.process"
+      local wait = require "spec.support.wait"
+      local url = ("%s://127.0.0.1:%d"):format(scheme, process.free_port())
+      local child = process.spawn { { cli.binary, "publish", "-b", url, "a", "x" } }
+      wait.until_(function() return child:stderr():find("cannot connect; trying again", 1, true) end, 20, "a word")
+      assert.truthy(child:stderr():find("connection refused", 1, true))
+      assert.is_true(child:alive())
+      local before = wait.now()
+      assert.equal(69, child:wait(30))
+      assert.is_true(wait.now() - before < 8)
+      assert.truthy(child:stderr():find("the broker cannot be reached: 127.0.0.1:", 1, true), child:stderr())
+    end)
+  end
+end)
+
 describe("ids", function()
   it("that are no text cannot disturb a terminal", function()
     local here = cli.workdir()

@@ -141,9 +141,16 @@ function Server:queue_exists(vhost, name)
   return self:eval(("element(1, " .. FIND .. ")"):format(binary(vhost), binary(name))) == "ok"
 end
 
-function Server:declare_stream(vhost, name)
-  self:eval(([[rabbit_amqqueue:declare(rabbit_misc:r(%s, queue, %s), true, false,
-    [{<<"x-queue-type">>, longstr, <<"stream">>}], none, <<"spec">>)]]):format(binary(vhost), binary(name)))
+-- Begins to make a stream, after so many milliseconds. Making one takes long: meanwhile it can be found and not used.
+function Server:make_stream_after(ms, vhost, name)
+  self:eval(([[spawn(fun() -> timer:sleep(%d), rabbit_amqqueue:declare(rabbit_misc:r(%s, queue, %s), true, false,
+    [{<<"x-queue-type">>, longstr, <<"stream">>}], none, <<"spec">>) end)]]):format(ms, binary(vhost), binary(name)))
+end
+
+-- After so many milliseconds.
+function Server:delete_queue_after(ms, vhost, name)
+  self:eval(([[spawn(fun() -> timer:sleep(%d), {ok, Q} = ]] .. FIND .. [[,
+    rabbit_amqqueue:delete(Q, false, false, <<"spec">>) end)]]):format(ms, binary(vhost), binary(name)))
 end
 
 -- How many messages stand in a stream.
@@ -286,7 +293,7 @@ end
 function M.get()
   local registry = debug.getregistry()
   local server = registry["moonwire.spec.rabbitmq"]
-  if not server then
+  if not server or not server.child:alive() then -- a spec file before this one may have ended what it started
     server = new()
     registry["moonwire.spec.rabbitmq"] = server
   end

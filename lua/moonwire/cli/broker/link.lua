@@ -4,12 +4,14 @@ local env = require "moonwire.internal.config.env"
 local fail = require "moonwire.cli.fail"
 local ffi = require "ffi"
 local posix = require "moonwire.cli.posix"
+local task = require "moonwire.cli.task"
 local token = require "moonwire.internal.token"
 local wait = require "moonwire.internal.wait"
 
 local M = {}
 
 local WARN = 2
+local PATIENCE = 3 -- seconds, from the first time that all addresses failed
 
 -- As in runtime/core/driver.h.
 M.CAN = { delay = 1, priority = 2, browse = 32, remove = 64, groups = 512 }
@@ -85,6 +87,24 @@ end
 
 local function shown(link) return ffi.string(C.mw_link_url(link)) end
 
+--- Ends the command when the broker is not there: a person waits, and a script wants to know. One that was reached and
+--- lost is waited for by its driver.
+---@param link ffi.cdata*
+function M.watch(link)
+  local since
+  task.watch(function()
+    local why = C.mw_link_absent(link)
+    if why == nil then
+      since = nil
+      return
+    end
+    since = since or C.mw_vm_mono(wait.vm)
+    if C.mw_vm_mono(wait.vm) - since >= PATIENCE then
+      fail.raise(fail.UNAVAILABLE, "%s: the broker cannot be reached: %s", shown(link), ffi.string(why))
+    end
+  end)
+end
+
 ---@class moonwire.Broker
 ---@field link ffi.cdata*
 ---@field url string without a password
@@ -109,6 +129,7 @@ function M.open(values, options)
   if C.mw_vm_link_open(link, failure) ~= 0 then
     fail.raise(fail.UNAVAILABLE, "%s: %s", self.url, ffi.string(failure.text))
   end
+  M.watch(link)
   return self
 end
 

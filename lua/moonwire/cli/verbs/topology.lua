@@ -1,6 +1,7 @@
 --- moonwire topology: compares what a project declares with `connection:topology { … }` with what there is at its
 --- brokers, and makes it so. Nothing is deleted, and what would make a broker delete messages needs --force.
 local C = require "moonwire.internal.cdef"
+local broker = require "moonwire.cli.broker.link"
 local fail = require "moonwire.cli.fail"
 local ffi = require "ffi"
 local folder = require "moonwire.cli.project.folder"
@@ -23,6 +24,7 @@ local function ask(entry, op, force)
   if C.mw_vm_link_open(link, failure) ~= 0 then
     fail.raise(fail.UNAVAILABLE, "%s: %s", url, ffi.string(failure.text))
   end
+  broker.watch(link)
   if entry.connection.token then token.start(entry.connection) end
   local items = json.array()
   for i, item in ipairs(entry.items) do items[i] = item end
@@ -48,6 +50,7 @@ local function text_of(item)
   table.sort(names)
   for _, name in ipairs(names) do parts[#parts + 1] = ("%s: %s"):format(name, tostring(item.settings[name])) end
   if item.error then parts[#parts + 1] = item.error end
+  if item.note then parts[#parts + 1] = item.note end
   return out.plain(table.concat(parts, "; "))
 end
 
@@ -79,7 +82,7 @@ local function run(op, values)
 end
 
 local DIR = { "DIR", "the project's folder (default: the current one)", optional = true }
-local JSON_FLAG = { "json", nil, "one object a line: kind, name, state, differences, error, broker" }
+local JSON_FLAG = { "json", nil, "one object a line: kind, name, state, differences, error, note, broker" }
 
 local function verb(op, summary, flags)
   return {
