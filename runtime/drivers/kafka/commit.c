@@ -51,7 +51,7 @@ void kafka_commit_forget(kafka_sub *s, const kafka_part *p) {
     forget_in(s, &s->aside, p);
 }
 
-kafka_part *kafka_commit_part(const kafka_sub *s, const kafka_wait *w) {
+kafka_part *kafka_commit_part(kafka_sub *s, const kafka_wait *w) {
     kafka_part *p = kafka_part_of(s, (uint64_t)w->epoch << KAFKA_EPOCH_SHIFT, w->unit);
     return p && p->state != KAFKA_PART_LOST ? p : NULL;
 }
