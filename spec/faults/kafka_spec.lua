@@ -449,4 +449,50 @@ describe("kafka", function()
       for key, number in pairs(last) do assert.equal(n - 40 + (key == 0 and 40 or key), number) end
     end)
   end
+
+  -- Made anew at once it is only noticed where the new log is shorter than the place where the old one was left.
+  for pause, old in pairs { [0] = 800, [3] = 20 } do
+    it(("begins at the first message of a topic that is deleted and made anew while it runs, after %d s"):format(pause),
+      function()
+        local h = new { name = "anew", partitions = 2 }
+        h:start { settings = [[start = "newest", retry = { attempts = 1 },]], handler = [[
+          function M.handle(msg)
+            trace("begin", msg)
+            if msg.id == "old1" then mw.sleep(4) end -- it has no place to go to
+            trace("done", msg)
+          end]] }
+        h:ready()
+        local list = {}
+        for i = 1, old do list[i] = { "x", id = "old" .. i, key = "k" .. i } end
+        h:publish(list)
+        h:wait_for("done", old - 1, 20)
+        client.delete(h.server.bootstrap, h.prefix .. "in")
+        h:stay(pause)
+        client.create(h.server.bootstrap, { [h.prefix .. "in"] = { partitions = 2 } })
+        for i = 1, 30 do
+          list = {}
+          for k = 1, 10 do list[k] = { "x", id = ("new%d"):format(i * 10 + k - 10), key = "k" .. k } end
+          h:publish(list)
+        end
+        h:wait(function()
+          local seen, count = {}, 0
+          for _, line in ipairs(h.trace:of "done") do
+            if line.id:find "^new" and not seen[line.id] then seen[line.id], count = true, count + 1 end
+          end
+          return count == 300
+        end, 60, function()
+          return ("each of the new messages; %d lines, %s"):format(h.trace:count "done", next(h.workers).child:stderr())
+        end)
+        h:wait_settled("in", 30)
+        local worker = next(h.workers)
+        assert.matches("a partition is gone", worker.child:stderr())
+        h:stop()
+        h:start()
+        local count = h.trace:count "begin"
+        h:publish { { "x", id = "last" } }
+        h:wait_for("begin", count + 1, 20)
+        h:stay(0.5)
+        assert.equal(count + 1, h.trace:count "begin")
+      end)
+  end
 end)

@@ -156,6 +156,8 @@ rd_kafka_t *kafka_conf_handle(kafka_conn *c, rd_kafka_type_t type, const char *c
     else
         rd_kafka_conf_set_events(conf, RD_KAFKA_EVENT_REBALANCE | RD_KAFKA_EVENT_OFFSET_COMMIT |
                                            RD_KAFKA_EVENT_ERROR | RD_KAFKA_EVENT_LOG | RD_KAFKA_EVENT_DR);
+    rd_kafka_conf_set_opaque(conf, c);
+    if (type == RD_KAFKA_CONSUMER) rd_kafka_conf_set_error_cb(conf, kafka_part_error);
     for (; pairs && *pairs; pairs += 2) {
         if (rd_kafka_conf_set(conf, pairs[0], pairs[1], text, sizeof text) == RD_KAFKA_CONF_OK) continue;
         rd_kafka_conf_destroy(conf);

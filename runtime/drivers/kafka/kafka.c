@@ -55,9 +55,11 @@ void kafka_log(kafka_conn *c, rd_kafka_event_t *ev) {
     mw_log_end();
 }
 
+void kafka_note(kafka_conn *c, const char *error) { snprintf(c->error, sizeof c->error, "%s", error); }
+
 void kafka_down(kafka_conn *c, const char *why) {
     if (strcmp(why, rd_kafka_err2str(RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN)) != 0 || !*c->error)
-        snprintf(c->error, sizeof c->error, "%s", why);
+        kafka_note(c, why);
     if (c->down) return;
     c->down = true;
     c->since_ms = mw_loop_wall_ms(c->loop);

@@ -67,6 +67,7 @@ struct kafka_part {
     int64_t newest_ms; /* publish time of the last one delivered */
     uint32_t out;      /* delivered, and no settlement that ends them has come */
     bool dirty;        /* its commit would say something new */
+    bool anew;         /* its log begins anew, below what we have read */
     bool crowded;      /* what it remembers hardly fits into a commit: no more until the mark moves */
     bool heavy;        /* its messages have large headers: they are read at once, so that they count */
 };
@@ -109,6 +110,10 @@ struct kafka_sub {
     uint32_t part_count, part_capacity, turn;
     uint16_t epochs;
     bool paused, assigned_once;
+    bool gone;                /* a partition is not there, or not what it was; looked at when it is safe */
+    bool was_gone;            /* until it is known where the group stands */
+    rd_kafka_resp_err_t told; /* the last trouble of a partition that was logged, and when */
+    uint64_t told_at;
 
     /* commit.c */
     mw_buf gathering, committing; /* of kafka_wait */
@@ -144,6 +149,7 @@ char *kafka_topic(const kafka_conn *c, const char *channel); /* the caller frees
 /* kafka.c */
 void kafka_log(kafka_conn *c, rd_kafka_event_t *ev);
 void kafka_down(kafka_conn *c, const char *why);
+void kafka_note(kafka_conn *c, const char *error); /* for `status` */
 void kafka_up(kafka_conn *c);
 
 /* token.c */
@@ -176,6 +182,7 @@ const char *kafka_part_topic(const kafka_part *p);
 kafka_part *kafka_part_of(kafka_sub *s, uint64_t tag, uint32_t unit); /* NULL: it is not ours any more */
 void kafka_part_open(kafka_part *p);
 size_t kafka_parts_deliver(kafka_sub *s); /* how many; there may be more */
+void kafka_part_error(rd_kafka_t *rk, int err, const char *reason, void *conn); /* librdkafka calls it */
 uint64_t kafka_tag_offset(uint64_t tag);
 size_t kafka_locate(const mw_sub *sub, uint64_t tag, uint32_t unit, char *out, size_t size);
 void kafka_origin(mw_sub *sub, const mw_origin *o, mw_headers *out);
@@ -197,6 +204,7 @@ void kafka_commit_redo(kafka_sub *s, const kafka_wait *w);
 void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev);
 void kafka_rebalance_check(kafka_sub *s);       /* a settlement came: is the revoked partition empty? */
 void kafka_lost(kafka_sub *s, const char *why); /* what we have is not ours any more */
+void kafka_gone(kafka_sub *s);                  /* a topic is, or is another one now */
 
 /* txn.c */
 kafka_txn *kafka_txn_new(kafka_sub *s);

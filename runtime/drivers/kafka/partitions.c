@@ -7,6 +7,7 @@
 #include "drivers/kafka/kafka.h"
 
 enum { BATCH = 256, SHARE = 64, TOPIC_SHIFT = 24, HEAVY = 1024 };
+enum { TELL_AGAIN_MS = 30000 };
 enum { SPAN_MAX = 100000 }; /* between the mark and the newest: what is remembered beyond the mark */
 
 static uint64_t tag_of(const kafka_part *p, int64_t offset) {
@@ -88,13 +89,31 @@ void kafka_part_open(kafka_part *p) {
 
 /* ---- messages ---- */
 
-static void trouble(kafka_part *p, const rd_kafka_message_t *m) {
+/* librdkafka says it again and again, for each partition. */
+static void trouble(kafka_sub *s, rd_kafka_resp_err_t err, const char *reason) {
+    uint64_t now = mw_loop_mono_ms(s->conn->loop);
+    if (s->told == err && now - s->told_at < TELL_AGAIN_MS) return;
+    s->told = err;
+    s->told_at = now;
+    kafka_note(s->conn, reason);
     mw_log_begin(MW_WARN, "kafka: cannot fetch");
-    mw_log_text("topic", kafka_part_topic(p));
-    mw_log_int("partition", p->partition);
-    mw_log_text("code", rd_kafka_err2name(m->err));
-    mw_log_text("error", rd_kafka_message_errstr(m));
+    mw_log_text("topic", s->topic);
+    mw_log_text("group", s->group);
+    mw_log_text("code", rd_kafka_err2name(err));
+    mw_log_text("error", reason);
     mw_log_end();
+}
+
+/* From inside a poll of a partition's queue: only a note is taken. */
+void kafka_part_error(rd_kafka_t *rk, int code, const char *reason, void *conn) {
+    rd_kafka_resp_err_t err = (rd_kafka_resp_err_t)code;
+    kafka_sub *s = ((kafka_conn *)conn)->subs;
+    while (s && s->rk != rk) s = s->next;
+    if (!s) return;
+    trouble(s, err, reason);
+    if (err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART || err == RD_KAFKA_RESP_ERR__UNKNOWN_PARTITION ||
+        err == RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC)
+        s->gone = true;
 }
 
 /* The end of the partition. What was never delivered before it does not exist: compacted away, or a mark of a
@@ -123,7 +142,11 @@ static mw_message *message_of(kafka_part *p, rd_kafka_message_t *m, bool first, 
 static bool received(kafka_part *p, rd_kafka_message_t *m, bool first, mw_incoming *in) {
     kafka_past past;
     switch (kafka_marks_add(p->marks, (uint64_t)m->offset, &past)) {
-    case KAFKA_OLD: rd_kafka_message_destroy(m); return false;
+    case KAFKA_OLD: /* librdkafka began again: what we had read is not there any more */
+        rd_kafka_message_destroy(m);
+        p->anew = p->sub->gone = true;
+        kafka_note(p->sub->conn, "its log begins anew");
+        return false;
     case KAFKA_DONE_BEFORE:
         rd_kafka_message_destroy(m);
         p->dirty = true;
@@ -147,7 +170,7 @@ static bool received(kafka_part *p, rd_kafka_message_t *m, bool first, mw_incomi
 }
 
 static bool may_read(const kafka_part *p) {
-    return p->state == KAFKA_PART_FLOWS && !p->crowded && kafka_marks_span(p->marks) < SPAN_MAX;
+    return p->state == KAFKA_PART_FLOWS && !p->anew && !p->crowded && kafka_marks_span(p->marks) < SPAN_MAX;
 }
 
 /* The next one. All of a retry channel wait equally long, so when the first is not due none is. */
@@ -168,7 +191,7 @@ static size_t take(kafka_part *p, mw_incoming *in, size_t most, size_t *bytes) {
             if (m->err == RD_KAFKA_RESP_ERR__PARTITION_EOF)
                 reached_end(p, m->offset);
             else
-                trouble(p, m);
+                trouble(p->sub, m->err, rd_kafka_message_errstr(m));
             rd_kafka_message_destroy(m);
         } else if (received(p, m, n == 0, &in[n])) {
             size_t size = mw_message_size(in[n++].msg);
@@ -190,9 +213,11 @@ size_t kafka_parts_deliver(kafka_sub *s) {
         idle = got ? 0 : idle + 1;
         n += got;
     }
-    if (!n) return 0;
-    kafka_up(s->conn);
-    s->conn->host->deliver(s->source, in, n);
+    if (n) {
+        kafka_up(s->conn);
+        s->conn->host->deliver(s->source, in, n);
+    }
+    if (s->gone) kafka_gone(s);
     return n;
 }
 

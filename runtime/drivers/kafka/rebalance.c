@@ -4,11 +4,12 @@
  * loop: librdkafka waits for our answer to each event, and the group for it. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/log.h"
 #include "drivers/kafka/kafka.h"
 
-enum { ASK_MS = 10000, LAST_COMMIT_MS = 2000 };
+enum { ASK_MS = 10000, ASK_AGAIN_MS = 500, LAST_COMMIT_MS = 2000, LOOK_MS = 200 };
 
 static bool cooperative(const kafka_sub *s) {
     const char *protocol = rd_kafka_rebalance_protocol(s->rk);
@@ -40,8 +41,8 @@ typedef struct asking {
     kafka_sub *sub;
     rd_kafka_t *rk;
     rd_kafka_topic_partition_list_t *list;
-    uint32_t assignment;
-    bool again;
+    uint32_t assignment, tries;
+    bool again, gone;
     rd_kafka_resp_err_t err;
 } asking;
 
@@ -55,6 +56,19 @@ static rd_kafka_resp_err_t at_time(asking *a, const rd_kafka_topic_partition_t *
     return err;
 }
 
+/* One that was gone: is its commit one of this log? A topic that was deleted and made anew begins at 0, and
+ * what the group committed for the other one would leave out its first messages. */
+static rd_kafka_resp_err_t check_commit(asking *a, rd_kafka_topic_partition_t *p) {
+    int64_t low, high;
+    rd_kafka_resp_err_t err =
+        rd_kafka_query_watermark_offsets(a->rk, p->topic, p->partition, &low, &high, ASK_MS);
+    if (!err && (p->opaque || p->offset > high)) {
+        p->offset = low;
+        p->metadata_size = 0;
+    }
+    return err;
+}
+
 /* A group without a commit begins at one of the ends, a time or an offset; the number is needed, because the
  * mark is one. Retry channels are always read from the beginning. What is read of the subscription does not
  * change. */
@@ -62,13 +76,13 @@ static rd_kafka_resp_err_t find_start(asking *a, rd_kafka_topic_partition_t *p) 
     const kafka_sub *s = a->sub;
     int64_t low, high, at = -1;
     if (p->err) return p->err;
-    if (p->offset >= 0) return RD_KAFKA_RESP_ERR_NO_ERROR;
+    if (p->offset >= 0) return a->gone ? check_commit(a, p) : RD_KAFKA_RESP_ERR_NO_ERROR;
     rd_kafka_resp_err_t err =
         rd_kafka_query_watermark_offsets(a->rk, p->topic, p->partition, &low, &high, ASK_MS);
     bool tier = strcmp(p->topic, s->topic) != 0;
     if (!err && !tier && s->start_kind == MW_START_TIME) err = at_time(a, p, &at);
     if (err) return err;
-    if (tier || (s->start_kind == MW_START_NONE && s->from_start))
+    if (tier || a->gone || (s->start_kind == MW_START_NONE && s->from_start))
         p->offset = low;
     else if (s->start_kind == MW_START_OFFSET)
         p->offset = s->start_at < low ? low : s->start_at > high ? high : s->start_at;
@@ -79,6 +93,7 @@ static rd_kafka_resp_err_t find_start(asking *a, rd_kafka_topic_partition_t *p) 
 
 static void ask(kafka_errand *e) {
     asking *a = (asking *)e;
+    if (a->tries) nanosleep(&(struct timespec){.tv_nsec = ASK_AGAIN_MS * 1000000L}, NULL);
     a->err = a->list->cnt ? rd_kafka_committed(a->rk, a->list, ASK_MS) : RD_KAFKA_RESP_ERR_NO_ERROR;
     for (int i = 0; i < a->list->cnt && !a->err; i++) a->err = find_start(a, &a->list->elems[i]);
 }
@@ -140,10 +155,15 @@ static void asked(kafka_errand *e, bool alive) {
         if (!a->again) rd_kafka_assign(s->rk, NULL); /* librdkafka waits for an answer before it leaves */
         free_asking(a);
     } else if (a->err) {
-        mw_log_begin(MW_WARN, "kafka: cannot read what the group committed, trying again");
-        mw_log_text("group", s->group);
-        mw_log_text("error", rd_kafka_err2str(a->err));
-        mw_log_end();
+        if ((a->tries & (a->tries + 1)) == 0) { /* not every time */
+            mw_log_begin(MW_WARN, "kafka: cannot read where the group stands, trying again");
+            mw_log_text("topic", s->topic);
+            mw_log_text("group", s->group);
+            mw_log_text("error", rd_kafka_err2str(a->err));
+            mw_log_end();
+        }
+        a->tries++;
+        kafka_note(s->conn, rd_kafka_err2str(a->err));
         for (int i = 0; i < a->list->cnt; i++) {
             a->list->elems[i].offset = RD_KAFKA_OFFSET_INVALID;
             a->list->elems[i].err = RD_KAFKA_RESP_ERR_NO_ERROR;
@@ -151,6 +171,7 @@ static void asked(kafka_errand *e, bool alive) {
         send_asking(s, a);
     } else {
         s->assigned_once = true;
+        s->was_gone = false;
         start_parts(s, a);
         free_asking(a);
     }
@@ -163,6 +184,7 @@ static void take(kafka_sub *s, const rd_kafka_topic_partition_list_t *list, bool
                   .rk = s->rk,
                   .list = rd_kafka_topic_partition_list_copy(list),
                   .again = again,
+                  .gone = s->was_gone,
                   .assignment = ++s->assignments};
     for (int i = 0; i < list->cnt; i++) kafka_part_new(s, list->elems[i].topic, list->elems[i].partition);
     send_asking(s, a);
@@ -259,19 +281,24 @@ void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev) {
 /* Nobody revoked them after all: goes on from what is committed. */
 static void still_ours(mw_timer *t) {
     kafka_sub *s = mw_container_of(t, kafka_sub, revoke_timer);
+    for (uint32_t i = 0; i < s->part_count; i++) {
+        if (s->parts[i]->state != KAFKA_PART_WAITS) continue;
+        mw_timer_start(s->conn->loop, &s->revoke_timer, LOOK_MS, still_ours); /* one question at a time */
+        return;
+    }
     rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new((int)s->part_count);
     for (uint32_t i = s->part_count; i-- > 0;) {
         if (s->parts[i]->state != KAFKA_PART_LOST) continue;
-        rd_kafka_topic_partition_list_add(list, kafka_part_topic(s->parts[i]), s->parts[i]->partition);
+        rd_kafka_topic_partition_list_add(list, kafka_part_topic(s->parts[i]), s->parts[i]->partition)
+            ->opaque = s->parts[i]->anew ? s : NULL;
         kafka_part_free(s->parts[i]);
     }
     if (list->cnt && s->state == KAFKA_OPEN) take(s, list, true);
     rd_kafka_topic_partition_list_destroy(list);
 }
 
-void kafka_lost(kafka_sub *s, const char *why) {
-    if (!s->part_count) return;
-    mw_log_begin(MW_WARN, "kafka: not a member of the group any more");
+static void lose(kafka_sub *s, const char *text, const char *why, int64_t look_again_ms) {
+    mw_log_begin(MW_WARN, text);
     mw_log_text("topic", s->topic);
     mw_log_text("group", s->group);
     mw_log_text("why", why);
@@ -289,5 +316,21 @@ void kafka_lost(kafka_sub *s, const char *why) {
     if (s->revoked)
         let_go(s);
     else if (s->state == KAFKA_OPEN)
-        mw_timer_start(s->conn->loop, &s->revoke_timer, s->session_ms, still_ours);
+        mw_timer_start(s->conn->loop, &s->revoke_timer, look_again_ms, still_ours);
+}
+
+void kafka_lost(kafka_sub *s, const char *why) {
+    if (s->part_count) lose(s, "kafka: not a member of the group any more", why, s->session_ms);
+}
+
+/* Where one partition begins anew, all of its topic do: others may have gone on in the new log, at a place that
+ * says nothing there. */
+void kafka_gone(kafka_sub *s) {
+    for (uint32_t i = 0; i < s->part_count; i++)
+        for (uint32_t k = 0; k < s->part_count && s->parts[i]->anew; k++)
+            if (s->parts[k]->topic == s->parts[i]->topic) s->parts[k]->anew = true;
+    s->gone = false;
+    s->was_gone = true;
+    if (s->part_count)
+        lose(s, "kafka: a partition is gone, looking where the group stands", s->conn->error, LOOK_MS);
 }
