@@ -245,6 +245,38 @@ static void ask(rmq_sub *s, bool make) {
     rmq_line_send(s->line);
 }
 
+/* The broker compares what is there with what is declared once more, and closes the channel if it differs. */
+static bool worth_comparing(const rmq_sub *s) {
+    const rmq_queue_options *o = rmq_options_of(s->conn, s->queue);
+    bool any = o->type || o->overflow || o->dead_exchange || o->max_priority || o->ttl_ms || o->expires_ms ||
+               o->max_length || o->max_bytes || o->delivery_limit >= 0 || o->single_active || o->lazy ||
+               o->transient || o->exclusive || o->auto_delete;
+    return any && !s->compared && s->conn->declare == RMQ_DECLARE_AUTO;
+}
+
+static void compare(rmq_sub *s) {
+    s->step = RMQ_COMPARING;
+    rmq_put_declare(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, false);
+    rmq_line_send(s->line);
+}
+
+/* What differs is theirs to decide, as long as the order does not hang on it: others could read beside us. */
+static void differs(rmq_sub *s, const mw_error *why) {
+    bool fatal = s->order != MW_ORDER_NONE && rmq_options_of(s->conn, s->queue)->single_active;
+    s->compared = !fatal;
+    if (fatal) s->wait_ms = AGAIN_MS;
+    if (s->told_differs) return;
+    s->told_differs = true;
+    mw_log_begin(
+        fatal ? MW_ERROR : MW_WARN,
+        fatal ? "the queue is not as declared here, and the order needs that: not reading it; delete it when "
+                "it is empty, or declare it as it is"
+              : "the queue is not as declared here, and is used as it is; `moonwire topology plan` compares");
+    mw_log_text("queue", s->queue);
+    mw_log_text("error", why->text);
+    mw_log_end();
+}
+
 static bool exclusive(const rmq_sub *s) {
     if (s->place) return false; /* not on streams; see lock */
     return s->order != MW_ORDER_NONE && !rmq_options_of(s->conn, s->queue)->single_active;
@@ -351,7 +383,11 @@ static void why_closed(rmq_sub *s, int code, const mw_error *why) {
         s->standby = true;
         s->wait_ms = STANDBY_MS;
     } else if (code == 406 && s->step == RMQ_MAKING) {
-        s->missing = false; /* somebody made it in the meantime, otherwise: that is theirs to decide */
+        s->missing = false; /* somebody made it in the meantime, otherwise */
+    } else if (code == 406 && s->step == RMQ_COMPARING) {
+        differs(s, why);
+    } else if (code == 403 && s->step == RMQ_COMPARING) {
+        s->compared = true; /* we may not declare */
     } else if (code) {
         complain(s, code == 404 ? "there is no such queue; waiting for it" : "the broker closed the channel",
                  why->text);
@@ -387,8 +423,12 @@ static void asked_depth(rmq_sub *s, rmq_reader *r);
 
 static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     rmq_sub *s = chan->owner;
-    if (method == RMQ_QUEUE_DECLARE_OK && (s->step == RMQ_FINDING || s->step == RMQ_MAKING)) {
+    if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_FINDING && worth_comparing(s)) {
+        compare(s);
+    } else if (method == RMQ_QUEUE_DECLARE_OK &&
+               (s->step == RMQ_FINDING || s->step == RMQ_COMPARING || s->step == RMQ_MAKING)) {
         s->missing = false;
+        s->compared = true;
         if (s->place)
             lock(s);
         else
