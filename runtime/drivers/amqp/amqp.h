@@ -210,6 +210,8 @@ struct rmq_sub {
     } step;
     bool missing, paused, closing, held, standby;
     bool compared, told_differs;
+    bool keeps;    /* retries wait here: there is no queue for them, nor may one be made */
+    int told_code; /* the broker's last reason that was logged; 0: it runs */
     uint32_t unit; /* one per channel that was opened: tags die with it */
     uint32_t prefetch;
     char tag[160];
@@ -262,8 +264,9 @@ void rmq_answers_free(rmq_sub *s);
 
 /* journal.c: see there */
 rmq_journal *rmq_journal_new(rmq_sub *s);
-void rmq_journal_free(rmq_journal *j);  /* NULL is fine */
-void rmq_journal_reset(rmq_journal *j); /* the deliveries it knew are gone */
+void rmq_journal_free(rmq_journal *j);       /* NULL is fine */
+bool rmq_journal_mute(const rmq_journal *j); /* it stands in memory only */
+void rmq_journal_reset(rmq_journal *j);      /* the deliveries it knew are gone */
 bool rmq_journal_loaded(
     rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
 void rmq_journal_meet(rmq_journal *j,

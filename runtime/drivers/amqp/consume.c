@@ -189,7 +189,7 @@ static void drop(rmq_sub *s, uint64_t tag, mw_message *m, mw_text *first) {
 
 /* A consumer of a stream that died may have had as many as the prefetch. */
 static bool came_before(rmq_sub *s, const rmq_content *k, uint64_t offset) {
-    if (!s->place) return k->redelivered && s->journal;
+    if (!s->place) return k->redelivered && s->journal && !rmq_journal_mute(s->journal);
     if (!s->met_left) return rmq_journal_knows(s->journal, offset);
     s->met_left--;
     return true;
@@ -350,7 +350,10 @@ static void later(rmq_sub *s, int64_t ms) {
     mw_timer_start_real(s->conn->loop, &s->again, ms, go_on);
 }
 
-static void complain(rmq_sub *s, const char *text, const char *why) {
+/* Once, until it runs or the reason is another one. */
+static void complain(rmq_sub *s, int code, const char *text, const char *why) {
+    if (s->told_code == code) return;
+    s->told_code = code;
     mw_log_begin(MW_ERROR, text);
     mw_log_text("queue", s->queue);
     mw_log_text("error", why);
@@ -389,7 +392,8 @@ static void why_closed(rmq_sub *s, int code, const mw_error *why) {
     } else if (code == 403 && s->step == RMQ_COMPARING) {
         s->compared = true; /* we may not declare */
     } else if (code) {
-        complain(s, code == 404 ? "there is no such queue; waiting for it" : "the broker closed the channel",
+        complain(s, code,
+                 code == 404 ? "there is no such queue; waiting for it" : "the broker closed the channel",
                  why->text);
         s->missing = false;
         s->wait_ms = AGAIN_MS;
@@ -441,6 +445,7 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     } else if (method == RMQ_CONSUME_OK) {
         s->step = RMQ_RUNNING;
         s->standby = false;
+        s->told_code = 0;
         if (s->place) rmq_journal_touch(s->journal, false); /* the group is there from now on */
         ask_depth(s);                                       /* for the first one who wants to know */
     } else if (method == RMQ_CANCEL && s->step == RMQ_RUNNING) {
@@ -486,6 +491,13 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
             return NULL;
         }
     bool stream = rmq_is_stream(c, spec->channel);
+    if (stream && c->declare == RMQ_DECLARE_PASSIVE) {
+        mw_fail(e, MW_EUSAGE, false,
+                "stream \"%s\": its reader has to declare mw.place.%s@%s and mw.lock.%s@%s, and the URL says "
+                "declare=passive",
+                spec->channel, spec->group, spec->channel, spec->group, spec->channel);
+        return NULL;
+    }
     if (stream && strlen(spec->channel) + strlen(spec->group) > 240) {
         mw_fail(e, MW_EUSAGE, false,
                 "the names of stream \"%s\" and group \"%s\" are too long together: 240 bytes", spec->channel,
@@ -525,7 +537,8 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     }
     s->newest = !spec->from_start;
     if (stream) s->place = rmq_place_new();
-    if (s->order != MW_ORDER_NONE || stream) s->journal = rmq_journal_new(s);
+    s->keeps = c->declare == RMQ_DECLARE_PASSIVE;
+    if (s->order != MW_ORDER_NONE || stream || s->keeps) s->journal = rmq_journal_new(s);
     rmq_chan_add(s->line, &s->chan, RMQ_CHAN_CONSUME, &chan_events, s);
     s->next = c->subs;
     c->subs = s;

@@ -99,6 +99,11 @@ rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, 
                 "a delay needs a queue to come back to: publish to the queue, not to the exchange");
         return NULL;
     }
+    if (c->declare == RMQ_DECLARE_PASSIVE) {
+        mw_fail(e, MW_EUSAGE, false,
+                "a delay needs a queue for it to be declared, and the URL says declare=passive");
+        return NULL;
+    }
     int64_t ttl = rmq_tier(delay_ms, retry);
     char name[400];
     snprintf(name, sizeof name, "mw.delay.%" PRId64 ".%s", ttl, channel);
@@ -129,7 +134,7 @@ rmq_target *rmq_target_journal(rmq_conn *c, const char *name) {
 /* It holds one message, the newest. */
 static void put_journal(mw_buf *b, const rmq_conn *c, const rmq_target *t) {
     rmq_queue_options o = {.type = c->defaults.type, .max_length = 1, .delivery_limit = -1};
-    rmq_put_queue_declare(b, RMQ_CHAN_ADMIN, t->name, &o, false);
+    rmq_put_queue_declare(b, RMQ_CHAN_ADMIN, t->name, &o, c->declare == RMQ_DECLARE_PASSIVE);
 }
 
 static void put_tier(mw_buf *b, const rmq_target *t) {
