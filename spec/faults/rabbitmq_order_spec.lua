@@ -1,5 +1,5 @@
--- The order of one publisher's messages, where RabbitMQ makes it hard: queues and streams that somebody makes or deletes
--- at this very moment. And looking into streams, which disturbs nobody.
+-- The order of one publisher's messages, where RabbitMQ makes it hard: queues and streams that somebody makes or
+-- deletes at this very moment. And looking into streams, which disturbs nobody.
 local C = require "moonwire.internal.cdef"
 local cli = require "spec.functional.cli.support"
 local contract = require("spec.contract.rabbitmq").classic

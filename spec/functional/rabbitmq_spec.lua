@@ -44,7 +44,7 @@ describe("examples/rabbitmq/demo", function()
   end)
 end)
 
---- Without a broker -----------------------------------------------------------------------------------------------------
+--- Without a broker ---------------------------------------------------------------------------------------------------
 
 describe("what cannot be is said before a broker is asked:", function()
   local function check(text, url)
@@ -94,10 +94,12 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
   it("options of a channel, and of the address", function()
     local result = check [[broker:channel("q", { type = "quorum", max_priority = 5 })]]
     assert.equal(78, result.code)
-    assert.truthy(result.stderr:find('moonwire.lua:3: channel "q": max_priority does not go with', 1, true), result.stderr)
+    local text_of_it = 'moonwire.lua:3: channel "q": max_priority does not go with'
+    assert.truthy(result.stderr:find(text_of_it, 1, true), result.stderr)
     for option, text in pairs { ["heartbeet=1"] = 'did you mean "heartbeat"?', ["heartbeat=x"] = "from 0 to 3600",
                                 ["frame_max=100"] = "from 4096", ["auth=exernal"] = "did you mean external?",
-                                ["declare=pasive"] = "did you mean passive?", ["auth=external"] = "login by certificate" } do
+                                ["declare=pasive"] = "did you mean passive?",
+                                ["auth=external"] = "login by certificate" } do
       result = check("", "amqp://127.0.0.1:1/?" .. option)
       assert.equal(78, result.code, option)
       assert.truthy(result.stderr:find(text, 1, true), result.stderr)
@@ -107,7 +109,7 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
   end)
 end)
 
---- With one ---------------------------------------------------------------------------------------------------------------
+--- With one -----------------------------------------------------------------------------------------------------------
 
 describe("rabbitmq", function()
   local server, open = nil, {}
@@ -179,8 +181,10 @@ broker:topology {
              left = {}, right = {} },
   bindings = {
     { exchange = "plain", queue = "direct", key = "k" }, { exchange = "lost", queue = "unroutable" },
-    { exchange = "words", queue = "star", key = "order.*.high" }, { exchange = "words", queue = "hash", key = "order.#" },
-    { exchange = "all", queue = "one" }, { exchange = "all", to_exchange = "inner" }, { exchange = "inner", queue = "two" },
+    { exchange = "words", queue = "star", key = "order.*.high" },
+    { exchange = "words", queue = "hash", key = "order.#" },
+    { exchange = "all", queue = "one" }, { exchange = "all", to_exchange = "inner" },
+    { exchange = "inner", queue = "two" },
     { exchange = "by", queue = "every", match = "all", headers = { a = "x", b = "y" } },
     { exchange = "by", queue = "some", match = "any", headers = { a = "x", b = "y" } },
     { exchange = "by", queue = "real", match = "any", headers = { size = "1.5" } },
@@ -241,7 +245,8 @@ broker:topology {
   it("a plan says what AMQP cannot tell of bindings, and what is certainly missing", function()
     local h = new()
     local work = project [[
-broker:topology { exchanges = { e = {} }, queues = { q = {} }, bindings = { { exchange = "e", queue = "q", key = "#" } } }
+broker:topology { exchanges = { e = {} }, queues = { q = {} },
+                  bindings = { { exchange = "e", queue = "q", key = "#" } } }
 ]]
     local before, planned = topology(h, work, "plan")
     assert.equal(1, planned.code)
@@ -314,7 +319,7 @@ broker:topology { exchanges = { over = { type = "fanout" } }, bindings = { { exc
     local _, applied = topology(h, work, "apply")
     assert.equal(0, applied.code, applied.stdout)
     h:publish("poison", { { "x", id = "m1", headers = { mine = "yes" } } })
-    local given = { handler = [[function M.handle(msg) trace("begin", msg) mw.sleep(60) end]], settings = "timeout = 90,",
+    local given = { handler = [[function M.handle(msg) trace("begin", msg) mw.sleep(60) end]],
                     more = [[mw.pipeline "q" { from = broker:channel("poison", { type = "quorum", delivery_limit = 2,
                       dead_exchange = "over" }), order = "none", timeout = 90, handler = "handlers.p" }]] }
     for i = 1, 3 do

@@ -53,7 +53,8 @@ local function wrong_value(field, values)
   for name, value in pairs(values or {}) do
     local kind = type(value)
     if type(name) ~= "string" or kind ~= "string" and kind ~= "number" and kind ~= "boolean" then
-      return { field, ("%s.%s must be a text, a number or true or false, got a %s"):format(field, tostring(name), kind) }
+      local text = "%s.%s must be a text, a number or true or false, got a %s"
+      return { field, text:format(field, tostring(name), kind) }
     end
   end
 end
@@ -64,7 +65,9 @@ end
 function M.wrong_queue(values)
   local list = {}
   for field, why in pairs(LACKS[values.type] or {}) do
-    if values[field] then list[#list + 1] = { field, ("%s does not go with type = %q: %s"):format(field, values.type, why) } end
+    if values[field] then
+      list[#list + 1] = { field, ("%s does not go with type = %q: %s"):format(field, values.type, why) }
+    end
   end
   if values.durable == false and (values.type == "quorum" or values.type == "stream") then
     list[#list + 1] = { "durable", ("durable = false does not go with type = %q"):format(values.type) }
@@ -98,7 +101,7 @@ end
 
 local function wrong_binding(values)
   local list, kind = {}, type(values.key)
-  if not values.queue == not values.to_exchange then
+  if (values.queue ~= nil) == (values.to_exchange ~= nil) then
     list[#list + 1] = { "exchange", values.queue and "queue and to_exchange exclude each other"
       or "where to? Name a queue, or an exchange with to_exchange" }
   end

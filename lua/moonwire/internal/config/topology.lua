@@ -2,8 +2,8 @@
 --- per driver; compared and made by `moonwire topology plan | apply`. A driver's entry in DRIVERS names its groups of
 --- things:
 ---   topics = { kind = "topic", rules = (see fields.lua), settings = function(values) -> what the driver gets }
---- A group whose things have no names is a list, and `name(values)` makes one. `wrong(values, name)` may say what cannot
---- be: a list of { field, text }.
+--- A group whose things have no names is a list, and `name(values)` makes one. `wrong(values, name)` may say what
+--- cannot be: a list of { field, text }.
 local C = require "moonwire.internal.cdef"
 local fields = require "moonwire.internal.config.fields"
 local ffi = require "ffi"
