@@ -55,12 +55,12 @@ function Connection:topology(given) end
 ---@field dead_key? string
 ---@field delivery_limit? integer
 ---@field single_active? boolean
+---@field durable? boolean default true
+---@field exclusive? boolean its reader's connection's own
+---@field auto_delete? boolean
 ---@field lazy? boolean
 
 ---@class moonwire.RabbitQueue: moonwire.RabbitChannelOptions
----@field durable? boolean default true
----@field exclusive? boolean
----@field auto_delete? boolean
 ---@field arguments? table<string, string|number|boolean>
 
 ---@class moonwire.RabbitBinding

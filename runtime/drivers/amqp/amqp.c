@@ -24,7 +24,7 @@ void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const
     size_t f = rmq_method(b, channel, RMQ_QUEUE_DECLARE);
     rmq_put_u16(b, 0);
     rmq_put_string(b, queue);
-    rmq_put_u8(b, passive ? 1 : 2); /* passive, or durable */
+    rmq_put_u8(b, passive ? 1 : (o->transient ? 0 : 2) | (o->exclusive ? 4 : 0) | (o->auto_delete ? 8 : 0));
     size_t table = rmq_open(b);
     if (!passive) {
         put_text(b, "x-queue-type", o->type);
@@ -82,6 +82,7 @@ static char *copy(const char *text) {
 }
 
 static void set_option(rmq_queue_options *o, const char *name, const char *value) {
+    bool durable = !o->transient;
     struct {
         const char *name;
         char **text;
@@ -101,6 +102,9 @@ static void set_option(rmq_queue_options *o, const char *name, const char *value
         {"delivery_limit", NULL, &o->delivery_limit, NULL, 1},
         {"single_active", NULL, NULL, &o->single_active, 0},
         {"lazy", NULL, NULL, &o->lazy, 0},
+        {"durable", NULL, NULL, &durable, 0},
+        {"exclusive", NULL, NULL, &o->exclusive, 0},
+        {"auto_delete", NULL, NULL, &o->auto_delete, 0},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(known[i].name, name) != 0) continue;
@@ -113,6 +117,7 @@ static void set_option(rmq_queue_options *o, const char *name, const char *value
             *known[i].flag = strcmp(value, "true") == 0;
         }
     }
+    o->transient = !durable;
 }
 
 /* The options of a channel count when its queue is declared, and are compared by `moonwire topology plan`. */
@@ -199,6 +204,14 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
     return 0;
 }
 
+static int amqp_check(const mw_url *url, mw_error *e) {
+    rmq_conn c = {0};
+    int wrong = read_url(&c, url, e);
+    free(c.defaults.type);
+    free(c.streams);
+    return wrong;
+}
+
 static mw_conn *amqp_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host, mw_error *e) {
     rmq_conn *c = calloc(1, sizeof *c);
     if (!c) abort();
@@ -208,6 +221,7 @@ static mw_conn *amqp_open(mw_loop *loop, const mw_url *url, mw_link *link, const
     c->first_seq = c->next_seq = 1;
     if (read_url(c, url, e)) {
         free(c->defaults.type);
+        free(c->streams);
         free(c);
         return NULL;
     }
@@ -247,6 +261,7 @@ static const char *const amqp_schemes[] = {"amqp", "amqps", NULL};
 const mw_driver mw_driver_amqp = {
     .name = "rabbitmq",
     .schemes = amqp_schemes,
+    .check = amqp_check,
     .can = MW_CAN_DELAY | MW_CAN_PRIORITY | MW_CAN_BROWSE | MW_CAN_REMOVE | MW_CAN_RETRY,
     .open = amqp_open,
     .close = amqp_close,

@@ -34,6 +34,7 @@ typedef struct rmq_queue_options {
     char *type, *overflow, *dead_exchange, *dead_key;                                /* NULL: not given */
     int64_t max_priority, ttl_ms, expires_ms, max_length, max_bytes, delivery_limit; /* 0 (-1): not given */
     bool single_active, lazy;
+    bool transient, exclusive, auto_delete; /* transient: not durable */
 } rmq_queue_options;
 
 /* ---- publishing ---- */
@@ -42,6 +43,7 @@ struct rmq_pub { /* one message on its way; embed it, it is yours again in `done
     rmq_pub *next;
     rmq_target *to;
     mw_message *msg; /* referenced until `done` */
+    char *key;       /* to an exchange: the routing key */
     rmq_stamp stamp;
     uint64_t place;         /* publications of a connection, counted: to one target they go in this order */
     uint8_t tries;          /* how often it came back, and was sent again */
@@ -150,6 +152,7 @@ rmq_pub *rmq_fifo_pop(rmq_fifo *f);
 
 /* targets.c */
 rmq_target *rmq_target_get(rmq_conn *c, const char *channel);
+const char *rmq_routing_key(const char *channel); /* NULL: it is no exchange's */
 rmq_target *rmq_target_journal(rmq_conn *c, const char *name);
 rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, bool retry, mw_error *e);
 void rmq_target_add(rmq_conn *c, rmq_pub *p); /* to c->ready when its target may have it, else it waits */
@@ -197,6 +200,7 @@ struct rmq_sub {
     enum {
         RMQ_ASLEEP,
         RMQ_FINDING,
+        RMQ_COMPARING, /* it is there: as its options say? */
         RMQ_MAKING,
         RMQ_LOCKING, /* streams: one consumer for each group ... */
         RMQ_READING, /* ... reads where that has got to */
@@ -205,6 +209,9 @@ struct rmq_sub {
         RMQ_STOPPING
     } step;
     bool missing, paused, closing, held, standby;
+    bool compared, told_differs;
+    bool keeps;    /* retries wait here: there is no queue for them, nor may one be made */
+    int told_code; /* the broker's last reason that was logged; 0: it runs */
     uint32_t unit; /* one per channel that was opened: tags die with it */
     uint32_t prefetch;
     char tag[160];
@@ -260,8 +267,9 @@ void rmq_answers_free(rmq_sub *s);
 
 /* journal.c: see there */
 rmq_journal *rmq_journal_new(rmq_sub *s);
-void rmq_journal_free(rmq_journal *j);  /* NULL is fine */
-void rmq_journal_reset(rmq_journal *j); /* the deliveries it knew are gone */
+void rmq_journal_free(rmq_journal *j);       /* NULL is fine */
+bool rmq_journal_mute(const rmq_journal *j); /* it stands in memory only */
+void rmq_journal_reset(rmq_journal *j);      /* the deliveries it knew are gone */
 bool rmq_journal_loaded(
     rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
 void rmq_journal_meet(rmq_journal *j,

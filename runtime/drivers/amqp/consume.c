@@ -190,7 +190,7 @@ static void drop(rmq_sub *s, uint64_t tag, mw_message *m, mw_text *first) {
 
 /* A consumer of a stream that died may have had as many as the prefetch. */
 static bool came_before(rmq_sub *s, const rmq_content *k, uint64_t offset) {
-    if (!s->place) return k->redelivered && s->journal;
+    if (!s->place) return k->redelivered && s->journal && !rmq_journal_mute(s->journal);
     if (!s->met_left) return rmq_journal_knows(s->journal, offset);
     s->met_left--;
     return true;
@@ -247,6 +247,38 @@ static void ask(rmq_sub *s, bool make) {
     s->step = make ? RMQ_MAKING : RMQ_FINDING;
     rmq_put_declare(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, !make);
     rmq_line_send(s->line);
+}
+
+/* The broker compares what is there with what is declared once more, and closes the channel if it differs. */
+static bool worth_comparing(const rmq_sub *s) {
+    const rmq_queue_options *o = rmq_options_of(s->conn, s->queue);
+    bool any = o->type || o->overflow || o->dead_exchange || o->max_priority || o->ttl_ms || o->expires_ms ||
+               o->max_length || o->max_bytes || o->delivery_limit >= 0 || o->single_active || o->lazy ||
+               o->transient || o->exclusive || o->auto_delete;
+    return any && !s->compared && s->conn->declare == RMQ_DECLARE_AUTO;
+}
+
+static void compare(rmq_sub *s) {
+    s->step = RMQ_COMPARING;
+    rmq_put_declare(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, false);
+    rmq_line_send(s->line);
+}
+
+/* What differs is theirs to decide, as long as the order does not hang on it: others could read beside us. */
+static void differs(rmq_sub *s, const mw_error *why) {
+    bool fatal = s->order != MW_ORDER_NONE && rmq_options_of(s->conn, s->queue)->single_active;
+    s->compared = !fatal;
+    if (fatal) s->wait_ms = AGAIN_MS;
+    if (s->told_differs) return;
+    s->told_differs = true;
+    mw_log_begin(
+        fatal ? MW_ERROR : MW_WARN,
+        fatal ? "the queue is not as declared here, and the order needs that: not reading it; delete it when "
+                "it is empty, or declare it as it is"
+              : "the queue is not as declared here, and is used as it is; `moonwire topology plan` compares");
+    mw_log_text("queue", s->queue);
+    mw_log_text("error", why->text);
+    mw_log_end();
 }
 
 static bool exclusive(const rmq_sub *s) {
@@ -322,7 +354,10 @@ static void later(rmq_sub *s, int64_t ms) {
     mw_timer_start_real(s->conn->loop, &s->again, ms, go_on);
 }
 
-static void complain(rmq_sub *s, const char *text, const char *why) {
+/* Once, until it runs or the reason is another one. */
+static void complain(rmq_sub *s, int code, const char *text, const char *why) {
+    if (s->told_code == code) return;
+    s->told_code = code;
     mw_log_begin(MW_ERROR, text);
     mw_log_text("queue", s->queue);
     mw_log_text("error", why);
@@ -355,9 +390,14 @@ static void why_closed(rmq_sub *s, int code, const mw_error *why) {
         s->standby = true;
         s->wait_ms = STANDBY_MS;
     } else if (code == 406 && s->step == RMQ_MAKING) {
-        s->missing = false; /* somebody made it in the meantime, otherwise: that is theirs to decide */
+        s->missing = false; /* somebody made it in the meantime, otherwise */
+    } else if (code == 406 && s->step == RMQ_COMPARING) {
+        differs(s, why);
+    } else if (code == 403 && s->step == RMQ_COMPARING) {
+        s->compared = true; /* we may not declare */
     } else if (code) {
-        complain(s, code == 404 ? "there is no such queue; waiting for it" : "the broker closed the channel",
+        complain(s, code,
+                 code == 404 ? "there is no such queue; waiting for it" : "the broker closed the channel",
                  why->text);
         s->missing = false;
         s->wait_ms = AGAIN_MS;
@@ -391,8 +431,12 @@ static void asked_depth(rmq_sub *s, rmq_reader *r);
 
 static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     rmq_sub *s = chan->owner;
-    if (method == RMQ_QUEUE_DECLARE_OK && (s->step == RMQ_FINDING || s->step == RMQ_MAKING)) {
+    if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_FINDING && worth_comparing(s)) {
+        compare(s);
+    } else if (method == RMQ_QUEUE_DECLARE_OK &&
+               (s->step == RMQ_FINDING || s->step == RMQ_COMPARING || s->step == RMQ_MAKING)) {
         s->missing = false;
+        s->compared = true;
         if (s->place)
             lock(s);
         else
@@ -405,6 +449,7 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     } else if (method == RMQ_CONSUME_OK) {
         s->step = RMQ_RUNNING;
         s->standby = false;
+        s->told_code = 0;
         if (s->place) rmq_journal_touch(s->journal, false); /* the group is there from now on */
         ask_depth(s);                                       /* for the first one who wants to know */
     } else if (method == RMQ_CANCEL && s->step == RMQ_RUNNING) {
@@ -470,6 +515,13 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
             return NULL;
         }
     bool stream = rmq_is_stream(c, spec->channel);
+    if (stream && c->declare == RMQ_DECLARE_PASSIVE) {
+        mw_fail(e, MW_EUSAGE, false,
+                "stream \"%s\": its reader has to declare mw.place.%s@%s and mw.lock.%s@%s, and the URL says "
+                "declare=passive",
+                spec->channel, spec->group, spec->channel, spec->group, spec->channel);
+        return NULL;
+    }
     if (stream && strlen(spec->channel) + strlen(spec->group) > 240) {
         mw_fail(e, MW_EUSAGE, false,
                 "the names of stream \"%s\" and group \"%s\" are too long together: 240 bytes", spec->channel,
@@ -509,7 +561,8 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     }
     s->newest = !spec->from_start;
     if (stream) s->place = rmq_place_new();
-    if (s->order != MW_ORDER_NONE || stream) s->journal = rmq_journal_new(s);
+    s->keeps = c->declare == RMQ_DECLARE_PASSIVE;
+    if (s->order != MW_ORDER_NONE || stream || s->keeps) s->journal = rmq_journal_new(s);
     rmq_chan_add(s->line, &s->chan, RMQ_CHAN_CONSUME, &chan_events, s);
     s->next = c->subs;
     c->subs = s;

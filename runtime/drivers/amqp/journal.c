@@ -9,7 +9,10 @@
  * counts met                               it came a second time although nothing was known of it; a third
  * time it is a suspect, and runs alone (consume.c)
  *
- * A handler that ends within its turn, which is the rule, costs nothing here. */
+ * A handler that ends within its turn, which is the rule, costs nothing here.
+ *
+ * Where nothing may be declared (declare=passive) and the queue is not there it is mute: kept in memory only,
+ * for retries that wait here. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +27,7 @@ enum {
     MET = 2,
     TIDY_MS = 500,
     AGAIN_MS = 300,
+    AGAIN_MOST_MS = 10000,
     QUIET_MS = 3000,
     LOOKS = 15,
     LOOK_MS = 200,
@@ -50,7 +54,8 @@ struct rmq_journal {
     enum { UNREAD, READING, READ } state;
     uint64_t version, written; /* of the notes; of what the broker has confirmed */
     uint64_t met_version;      /* of the last message that was met */
-    bool pump_after, clean;
+    bool pump_after, clean, mute;
+    int64_t again_ms; /* until the next try to write */
     struct writing *writing;
     mw_buf waiters;
     mw_buf begun, begun_before; /* of uint64_t: tags, of this turn and of the one before */
@@ -71,8 +76,11 @@ rmq_journal *rmq_journal_new(rmq_sub *s) {
         snprintf(j->name, sizeof j->name, "mw.place.%s@%s", s->group, s->queue);
     else
         snprintf(j->name, sizeof j->name, "mw.journal.%s", s->queue);
+    j->mute = s->keeps && s->order == MW_ORDER_NONE; /* several read side by side, and it is one reader's */
     return j;
 }
+
+bool rmq_journal_mute(const rmq_journal *j) { return j->mute; }
 
 /* ---- notes ---- */
 
@@ -142,9 +150,15 @@ typedef struct writing {
 
 static void write_done(rmq_pub *p, const mw_error *e);
 
+static void written(rmq_journal *j, uint64_t version);
+
 static void write_state(rmq_journal *j) {
     rmq_conn *c = j->sub->conn;
     if (j->writing || j->version == j->written) return;
+    if (j->mute) {
+        written(j, j->version);
+        return;
+    }
     if (!rmq_journal_loaded(j)) return; /* what stands there would be lost; it is written when that is read */
     mw_timer_stop(&j->tidy);
     writing *w = calloc(1, sizeof *w);
@@ -210,22 +224,9 @@ static void check_quiet(rmq_journal *j) {
     quiet(j->sub);
 }
 
-static void write_done(rmq_pub *p, const mw_error *e) {
-    writing *w = mw_container_of(p, writing, pub);
-    rmq_journal *j = w->journal;
-    uint64_t version = w->version;
-    free(w);
-    if (!j) return;
-    j->writing = NULL;
-    if (e) {
-        mw_log_begin(MW_WARN, "cannot note what failed; trying again");
-        mw_log_text("queue", j->name);
-        mw_log_text("error", e->text);
-        mw_log_end();
-        mw_timer_start_real(j->sub->conn->loop, &j->tidy, AGAIN_MS, tidy);
-        return;
-    }
+static void written(rmq_journal *j, uint64_t version) {
     j->written = version;
+    j->again_ms = 0;
     answer_waiters(j);
     if (j->version != j->written) write_later(j);
     if (j->pump_after && j->written >= j->met_version) {
@@ -233,6 +234,34 @@ static void write_done(rmq_pub *p, const mw_error *e) {
         rmq_sub_pump(j->sub);
     }
     check_quiet(j);
+}
+
+static void write_failed(rmq_journal *j, const mw_error *e) {
+    j->mute = j->sub->keeps && e->code == MW_EUSAGE; /* there is no such queue */
+    j->again_ms = j->mute ? 0 : j->again_ms ? j->again_ms * 2 : AGAIN_MS;
+    if (j->again_ms > AGAIN_MOST_MS) j->again_ms = AGAIN_MOST_MS;
+    mw_log_begin(
+        MW_WARN,
+        j->mute ? "retries are not remembered through a crash: there is no queue for it, and the URL says "
+                  "declare=passive"
+                : "cannot note what failed; trying again");
+    mw_log_text("queue", j->name);
+    mw_log_text("error", e->text);
+    mw_log_end();
+    mw_timer_start_real(j->sub->conn->loop, &j->tidy, j->again_ms, tidy);
+}
+
+static void write_done(rmq_pub *p, const mw_error *e) {
+    writing *w = mw_container_of(p, writing, pub);
+    rmq_journal *j = w->journal;
+    uint64_t version = w->version;
+    free(w);
+    if (!j) return;
+    j->writing = NULL;
+    if (e)
+        write_failed(j, e);
+    else
+        written(j, version);
 }
 
 bool rmq_journal_stands(rmq_journal *j) {
@@ -478,6 +507,7 @@ static bool read_failed(rmq_job *job, rmq_conn *c, int code, const mw_error *why
 }
 
 bool rmq_journal_loaded(rmq_journal *j) {
+    if (j->mute) return true;
     if (j->state != UNREAD) return j->state == READ;
     j->state = READING;
     if (j->reading) j->reading->journal = NULL;

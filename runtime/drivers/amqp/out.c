@@ -28,6 +28,8 @@ rmq_pub *rmq_fifo_pop(rmq_fifo *f) {
 void rmq_finish(rmq_pub *p, const mw_error *e) {
     mw_message_unref(p->msg);
     p->msg = NULL;
+    free(p->key);
+    p->key = NULL;
     p->done(p, e);
 }
 
@@ -65,14 +67,17 @@ static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
     if (!p) return;
     mw_error e;
     if (!taken) {
-        mw_fail(&e, MW_ECLOSED, true, "%s: the broker did not take the message", p->to->name);
+        mw_fail(&e, MW_ECLOSED, true,
+                "%s: the broker did not take the message: its queue is full (overflow = \"reject-publish\") "
+                "or failed",
+                p->to->name);
         end(c, p, true, &e);
     } else if (p->returned && p->to->kind != RMQ_TO_EXCHANGE && p->tries < TRIES) {
         rmq_target_back(c, p); /* deleted: declared, and once more */
     } else if (p->returned) {
         if (p->to->kind == RMQ_TO_EXCHANGE)
             mw_fail(&e, MW_EUSAGE, true, "unroutable: exchange \"%s\" has no queue bound for \"%s\"",
-                    p->to->exchange, p->to->key);
+                    p->to->exchange, p->key ? p->key : "");
         else
             mw_fail(&e, MW_EUSAGE, true, "unroutable: there is no queue \"%s\"", p->to->key);
         end(c, p, false, &e);
@@ -93,6 +98,8 @@ static void confirms(rmq_conn *c, rmq_reader *r, bool taken) {
     for (uint64_t i = c->first_seq; i <= last; i++) confirmed(c, i, taken);
 }
 
+static const char *key_of(const rmq_pub *p) { return p->key ? p->key : p->to->key; }
+
 static bool same(rmq_str a, const char *b) { return a.len == strlen(b) && memcmp(a.data, b, a.len) == 0; }
 
 /* Its id and its way say which one it was; of several alike it does not matter which. */
@@ -103,7 +110,7 @@ static void returned(rmq_conn *c, const rmq_content *k) {
     if (!rmq_envelope_read(k->header, &none, &c->scratch, &e, &size)) return;
     for (uint64_t i = c->first_seq; i < c->next_seq; i++) {
         rmq_pub *p = c->sent[i & (c->sent_room - 1)];
-        if (!p || p->returned || !same(k->key, p->to->key) || !same(k->exchange, p->to->exchange)) continue;
+        if (!p || p->returned || !same(k->key, key_of(p)) || !same(k->exchange, p->to->exchange)) continue;
         mw_parts parts;
         mw_message_parts(p->msg, &parts);
         if (parts.id_len && !same((rmq_str){parts.id, parts.id_len}, "") &&
@@ -121,7 +128,7 @@ static void put_publish(rmq_conn *c, const rmq_pub *p, const mw_parts *parts) {
     size_t f = rmq_method(b, RMQ_CHAN_PUBLISH, RMQ_PUBLISH);
     rmq_put_u16(b, 0);
     rmq_put_string(b, p->to->exchange);
-    rmq_put_string(b, p->to->key);
+    rmq_put_string(b, key_of(p));
     rmq_put_u8(b, p->to->mandatory ? 1 : 0);
     rmq_frame_end(b, f);
     f = rmq_frame(b, RMQ_HEADER, RMQ_CHAN_PUBLISH);
@@ -410,6 +417,8 @@ void rmq_send(rmq_conn *c, rmq_pub *p, const char *channel, int64_t delay_ms, bo
     mw_error e;
     rmq_target *to =
         delay_ms > 0 ? rmq_target_tier(c, channel, delay_ms, retry, &e) : rmq_target_get(c, channel);
+    const char *key = rmq_routing_key(channel);
+    p->key = key ? strdup(key) : NULL;
     if (to) {
         rmq_send_to(c, p, to);
         return;
@@ -478,6 +487,7 @@ void rmq_out_close(rmq_conn *c) {
             rmq_finish(p, &e);
         } else { /* the core is not told any more */
             mw_message_unref(p->msg);
+            free(p->key);
             free(mw_container_of(p, given, pub));
         }
     }

@@ -32,7 +32,8 @@ static void answer_all(mw_deferred *d) {
         batch.len = 0;
         s->answers = batch;
     }
-    if (s->careful || s->place) rmq_sub_pump(s); /* the one that ran alone may be done; retries wait */
+    if (s->careful || s->place || s->keeps)
+        rmq_sub_pump(s); /* the one that ran alone may be done; retries wait */
 }
 
 void rmq_answer_later(rmq_sub *s, void *cookie, int code, const char *text) {
@@ -221,7 +222,7 @@ static void settle_one(rmq_sub *s, const mw_settlement *x) {
         rmq_answer_later(s, x->cookie, 0, NULL);
         break;
     case MW_SETTLE_RETRY:
-        if (s->journal && (x->hold || s->place))
+        if (s->journal && (x->hold || s->place || s->keeps))
             rmq_journal_failed(s->journal, x);
         else
             retry(s, x, e);

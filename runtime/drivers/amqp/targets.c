@@ -2,7 +2,7 @@
  * when it is missing: what the broker cannot route is lost, or comes back as an error. The first one then
  * goes ahead alone, and the others when it is confirmed: a queue that somebody is just making can be found
  * before it takes messages, and a stream mixes up those that came meanwhile. What is returned goes again,
- * before what was published later. An exchange is taken as it is. A delay is a queue whose messages expire
+ * before what was published later. An exchange is only looked for. A delay is a queue whose messages expire
  * after it and fall back into their queue ("tier"): one per queue and delay, made when it is needed and
  * removed by the broker when it is idle. Never a TTL per message: that waits behind longer ones. */
 #include <inttypes.h>
@@ -27,6 +27,10 @@ static rmq_target *find(rmq_conn *c, const char *name) {
     return t;
 }
 
+/* "\1exchange\2key": lua/moonwire/internal/config/exchange.lua writes it; "\3" instead of "\1": not
+ * mandatory. One target for all keys: they are without number. */
+static bool is_exchange(const char *channel) { return channel[0] == '\1' || channel[0] == '\3'; }
+
 static rmq_target *insert(rmq_conn *c, const char *name) {
     uint64_t hash = mw_hash64(name, strlen(name));
     rmq_target *t = calloc(1, sizeof *t);
@@ -39,28 +43,24 @@ static rmq_target *insert(rmq_conn *c, const char *name) {
     return t;
 }
 
-/* "\1exchange\2key": lua/moonwire/internal/config/exchange.lua writes it; "\3" instead of "\1": not mandatory
- */
-static void split(rmq_target *t) {
-    t->kind = RMQ_TO_EXCHANGE;
-    t->mandatory = t->name[0] == '\1';
-    t->state = RMQ_THERE;
-    t->exchange = t->name + 1;
-    char *key = strchr(t->name + 1, '\2');
-    if (key) *key++ = '\0';
-    t->key = key ? key : "";
+const char *rmq_routing_key(const char *channel) {
+    const char *key = is_exchange(channel) ? strchr(channel, '\2') : NULL;
+    return key ? key + 1 : NULL;
 }
 
 rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
-    bool exchange = channel[0] == '\1' || channel[0] == '\3';
-    rmq_target *t = find(c, channel);
+    char name[300];
+    size_t len = is_exchange(channel) ? strcspn(channel, "\2") : strlen(channel);
+    snprintf(name, sizeof name, "%.*s", (int)len, channel);
+    rmq_target *t = find(c, name);
     if (t) return t;
-    t = insert(c, channel);
-    if (exchange) {
-        char *whole = strdup(channel); /* the name stays whole: it is what we are found by */
-        if (!whole) abort();
-        split(t);
-        t->name = whole;
+    t = insert(c, name);
+    if (is_exchange(channel)) {
+        t->kind = RMQ_TO_EXCHANGE;
+        t->mandatory = channel[0] == '\1';
+        t->exchange = t->name + 1;
+        t->key = "";
+        if (!*t->exchange) t->state = RMQ_THERE; /* the default exchange */
     } else if (strncmp(channel, "amq.", 4) == 0) {
         t->state = RMQ_THERE; /* the broker's own: replies; whoever asked may have gone */
         t->mandatory = false;
@@ -69,7 +69,7 @@ rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
 }
 
 static bool is_asked_for(const rmq_target *t) {
-    return t->kind != RMQ_TO_EXCHANGE && strncmp(t->name, "amq.", 4) != 0;
+    return t->kind == RMQ_TO_EXCHANGE ? *t->exchange : strncmp(t->name, "amq.", 4) != 0;
 }
 
 /* Ten steps for each power of ten: few queues for delays with jitter, and the usual numbers exactly. */
@@ -94,9 +94,14 @@ rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, 
                 delay_ms / 1000);
         return NULL;
     }
-    if (channel[0] == '\1' || channel[0] == '\3') {
+    if (is_exchange(channel)) {
         mw_fail(e, MW_EUSAGE, false,
                 "a delay needs a queue to come back to: publish to the queue, not to the exchange");
+        return NULL;
+    }
+    if (c->declare == RMQ_DECLARE_PASSIVE) {
+        mw_fail(e, MW_EUSAGE, false,
+                "a delay needs a queue for it to be declared, and the URL says declare=passive");
         return NULL;
     }
     int64_t ttl = rmq_tier(delay_ms, retry);
@@ -129,7 +134,7 @@ rmq_target *rmq_target_journal(rmq_conn *c, const char *name) {
 /* It holds one message, the newest. */
 static void put_journal(mw_buf *b, const rmq_conn *c, const rmq_target *t) {
     rmq_queue_options o = {.type = c->defaults.type, .max_length = 1, .delivery_limit = -1};
-    rmq_put_queue_declare(b, RMQ_CHAN_ADMIN, t->name, &o, false);
+    rmq_put_queue_declare(b, RMQ_CHAN_ADMIN, t->name, &o, c->declare == RMQ_DECLARE_PASSIVE);
 }
 
 static void put_tier(mw_buf *b, const rmq_target *t) {
@@ -143,10 +148,23 @@ static void put_tier(mw_buf *b, const rmq_target *t) {
     rmq_put_queue_declare(b, RMQ_CHAN_ADMIN, t->name, &o, false);
 }
 
+/* A publish to one that is missing would cost the channel, and all others that are under way. */
+static void put_exchange(mw_buf *b, const rmq_target *t) {
+    size_t f = rmq_method(b, RMQ_CHAN_ADMIN, RMQ_EXCHANGE_DECLARE);
+    rmq_put_u16(b, 0);
+    rmq_put_string(b, t->exchange);
+    rmq_put_string(b, "");
+    rmq_put_u8(b, 1); /* passive */
+    rmq_close(b, rmq_open(b));
+    rmq_frame_end(b, f);
+}
+
 static void declaration_start(rmq_job *j, rmq_conn *c, mw_buf *out) {
     declaration *d = mw_container_of(j, declaration, job);
     if (d->target->kind == RMQ_TO_TIER)
         put_tier(out, d->target);
+    else if (d->target->kind == RMQ_TO_EXCHANGE)
+        put_exchange(out, d->target);
     else if (d->target->kind == RMQ_TO_JOURNAL)
         put_journal(out, c, d->target);
     else
@@ -269,7 +287,8 @@ static bool declaration_failed(rmq_job *j, rmq_conn *c, int code, const mw_error
         d->make = false;
         return false;
     }
-    if (code == 404 && !d->make && c->declare == RMQ_DECLARE_AUTO) {
+    bool ours = d->target->kind != RMQ_TO_EXCHANGE && !rmq_options_of(c, d->target->name)->exclusive;
+    if (code == 404 && !d->make && c->declare == RMQ_DECLARE_AUTO && ours) {
         d->make = true;
         return false;
     }
@@ -278,7 +297,9 @@ static bool declaration_failed(rmq_job *j, rmq_conn *c, int code, const mw_error
         there(c, d->target);
     } else {
         mw_error e;
-        mw_fail(&e, MW_EUSAGE, true, "queue \"%s\": %s", d->target->name, why->text);
+        bool exchange = d->target->kind == RMQ_TO_EXCHANGE;
+        mw_fail(&e, MW_EUSAGE, true, "%s \"%s\": %s", exchange ? "exchange" : "queue",
+                exchange ? d->target->exchange : d->target->name, why->text);
         not_there(d->target, &e);
     }
     free(d);
@@ -343,7 +364,6 @@ bool rmq_targets_waiting(rmq_conn *c) {
 
 static void free_one(rmq_conn *c, rmq_target *t, void *to) {
     (void)c, (void)to;
-    if (t->kind == RMQ_TO_EXCHANGE) free((char *)(uintptr_t)t->exchange - 1);
     free(t->name);
     free(t);
 }

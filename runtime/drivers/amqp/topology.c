@@ -66,6 +66,12 @@ static void put_argument(mw_buf *b, rmq_str name, char type, rmq_str value) {
     if (type == 'l') {
         rmq_put_u8(b, 'l');
         rmq_put_u64(b, (uint64_t)strtoll(number, NULL, 10));
+    } else if (type == 'd') {
+        double real = strtod(number, NULL);
+        uint64_t bits;
+        memcpy(&bits, &real, sizeof bits);
+        rmq_put_u8(b, 'd');
+        rmq_put_u64(b, bits);
     } else if (type == 't') {
         rmq_put_u8(b, 't');
         rmq_put_u8(b, is(value, "true"));

@@ -147,10 +147,15 @@ function Server:make_stream_after(ms, vhost, name)
     [{<<"x-queue-type">>, longstr, <<"stream">>}], none, <<"spec">>) end)]]):format(ms, binary(vhost), binary(name)))
 end
 
--- After so many milliseconds.
-function Server:delete_queue_after(ms, vhost, name)
-  self:eval(([[spawn(fun() -> timer:sleep(%d), {ok, Q} = ]] .. FIND .. [[,
-    rabbit_amqqueue:delete(Q, false, false, <<"spec">>) end)]]):format(ms, binary(vhost), binary(name)))
+-- As soon as it has so many messages.
+function Server:delete_queue_with(count, vhost, name)
+  self:eval(([[{ok, Q} = ]] .. FIND .. [[, spawn(fun() ->
+    Wait = fun Wait() -> case rabbit_amqqueue:info(Q, [messages]) of
+      [{_, N}] when N >= %d -> ok;
+      _ -> timer:sleep(1), Wait()
+    end end,
+    Wait(),
+    rabbit_amqqueue:delete(Q, false, false, <<"spec">>) end)]]):format(binary(vhost), binary(name), count))
 end
 
 -- How many messages stand in a stream.

@@ -10,6 +10,9 @@ local M = {}
 local CAN_RETAIN = 256 -- as in core/driver.h
 local RETAIN = { age = { kind = "seconds", min = 0.001 }, count = { kind = "integer", min = 1, max = 1e12 } }
 
+--- By driver: what cannot be although each option alone is right; a list of { field, text }.
+local WRONG = { rabbitmq = require "moonwire.internal.config.rabbitmq".wrong_queue }
+
 --- Rules by driver. A table has rules of its own in `fields`.
 ---@type table<string, table<string, table>>
 local DRIVERS = {
@@ -78,6 +81,10 @@ function M.declare(project, channel, given, where)
   local rules = rules_of(driver)
   local options = fields.check(given, rules, where, project.problems)
   check_nested(rules, options, where, project.problems)
+  for _, wrong in ipairs(WRONG[driver] and WRONG[driver](options) or {}) do
+    local line = fields.line_of(where.source, where.line, wrong[1])
+    project.problems[#project.problems + 1] = ("%s:%d: %s: %s"):format(where.file, line, where.what, wrong[2])
+  end
   local retain = options.retain and fields.check(options.retain, RETAIN, where, project.problems, "retain")
   if retain and not project.rewrite and bit.band(C.mw_vm_link_can(connection.link), CAN_RETAIN) == 0 then
     local text = "%s:%d: %s: %s cannot keep messages that were handled: leave out retain"

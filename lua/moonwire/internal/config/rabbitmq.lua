@@ -22,7 +22,98 @@ local QUEUE = {
 --- Options of a channel: how its queue is declared when it is not there yet.
 M.channel = {}
 for name, rule in pairs(QUEUE) do M.channel[name] = rule end
-M.channel.dead_exchange = { kind = "string" }
+M.channel.durable = { kind = "boolean" }
+M.channel.exclusive = { kind = "boolean" }
+M.channel.auto_delete = { kind = "boolean" }
+
+--- What cannot be, whatever the broker ------------------------------------------------------------------------------
+
+local NO_STREAM = "a stream has none"
+local LACKS = {
+  classic = { delivery_limit = 'only a quorum queue has one: type = "quorum"' },
+  quorum = { max_priority = "a quorum queue has none", lazy = "a quorum queue is never lazy",
+             exclusive = "a quorum queue cannot be exclusive", auto_delete = "a quorum queue cannot be" },
+  stream = { ttl = NO_STREAM, expires = NO_STREAM, max_length = NO_STREAM .. ": max_bytes", overflow = NO_STREAM,
+             max_priority = NO_STREAM, dead_exchange = NO_STREAM, dead_key = NO_STREAM, delivery_limit = NO_STREAM,
+             single_active = "a stream has none: one process reads for each group anyway", lazy = NO_STREAM,
+             exclusive = "a stream cannot be exclusive", auto_delete = "a stream cannot be" },
+}
+local OWN = { ["amq.direct"] = true, ["amq.fanout"] = true, ["amq.headers"] = true, ["amq.match"] = true,
+              ["amq.topic"] = true }
+local NAME_MOST = 255
+
+local function wrong_name(name, what)
+  if name == "" then return ("%s needs a name"):format(what) end
+  if #name > NAME_MOST then return ("its name has %d bytes, and may have %d"):format(#name, NAME_MOST) end
+  if name:find "^amq%." and not OWN[name] then return "names that begin with amq. are the broker's own" end
+end
+
+-- Values of arguments and headers: { field, text } of the first that AMQP cannot take from here.
+local function wrong_value(field, values)
+  for name, value in pairs(values or {}) do
+    local kind = type(value)
+    if type(name) ~= "string" or kind ~= "string" and kind ~= "number" and kind ~= "boolean" then
+      local text = "%s.%s must be a text, a number or true or false, got a %s"
+      return { field, text:format(field, tostring(name), kind) }
+    end
+  end
+end
+
+--- What is wrong with the options of a queue: a list of { field, text }.
+---@param values table
+---@return { [1]: string, [2]: string }[]
+function M.wrong_queue(values)
+  local list = {}
+  for field, why in pairs(LACKS[values.type] or {}) do
+    if values[field] then
+      list[#list + 1] = { field, ("%s does not go with type = %q: %s"):format(field, values.type, why) }
+    end
+  end
+  if values.durable == false and (values.type == "quorum" or values.type == "stream") then
+    list[#list + 1] = { "durable", ("durable = false does not go with type = %q"):format(values.type) }
+  end
+  if values.dead_exchange ~= nil and type(values.dead_exchange) ~= "string" then
+    list[#list + 1] = { "dead_exchange", 'dead_exchange must be a string; "" is the default exchange' }
+  elseif values.dead_key and not values.dead_exchange then
+    list[#list + 1] = { "dead_key", 'dead_key needs dead_exchange; "" is the default exchange, whose keys are queues' }
+  end
+  list[#list + 1] = wrong_value("arguments", values.arguments)
+  table.sort(list, function(a, b) return a[2] < b[2] end)
+  return list
+end
+
+local function wrong_declared_queue(values, name)
+  local list, why = M.wrong_queue(values), wrong_name(name, "a queue")
+  list[#list + 1] = why and { name, why }
+  if values.exclusive then
+    list[#list + 1] = { "exclusive", "an exclusive queue is the connection's that makes it, and goes with it: say "
+      .. "exclusive = true as an option of the channel that reads it" }
+  end
+  return list
+end
+
+local function wrong_exchange(values, name)
+  local list, why = {}, wrong_name(name, "an exchange")
+  list[#list + 1] = why and { name, why }
+  list[#list + 1] = wrong_value("arguments", values.arguments)
+  return list
+end
+
+local function wrong_binding(values)
+  local list, kind = {}, type(values.key)
+  if (values.queue ~= nil) == (values.to_exchange ~= nil) then
+    list[#list + 1] = { "exchange", values.queue and "queue and to_exchange exclude each other"
+      or "where to? Name a queue, or an exchange with to_exchange" }
+  end
+  if kind ~= "string" and kind ~= "number" then list[#list + 1] = { "key", "key must be a text, got a " .. kind } end
+  if values.match and next(values.headers or {}) == nil then
+    list[#list + 1] = { "match", "match needs headers, the table to compare with" }
+  end
+  list[#list + 1] = wrong_value("headers", values.headers) or wrong_value("arguments", values.arguments)
+  return list
+end
+
+--- As the driver gets it ----------------------------------------------------------------------------------------------
 
 local function with(rules, more)
   local all = {}
@@ -50,7 +141,8 @@ local ARGUMENTS = {
 
 local function add(list, name, wire, value)
   if type(value) == "number" then
-    wire, value = wire or "l", ("%.0f"):format(value)
+    local whole = value % 1 == 0 and math.abs(value) < 2 ^ 63
+    wire, value = wire or whole and "l" or "d", (whole or wire) and ("%.0f"):format(value) or ("%.17g"):format(value)
   elseif type(value) == "boolean" then
     wire, value = wire or "t", tostring(value)
   end
@@ -87,7 +179,7 @@ local function binding(values)
   local raw = with(values.arguments or {}, values.headers or {})
   if values.match then raw["x-match"] = values.match end
   return { exchange = values.exchange, destination = values.queue or values.to_exchange,
-           to_exchange = values.to_exchange ~= nil, key = values.key, arguments = arguments({}, raw) }
+           to_exchange = values.to_exchange ~= nil, key = tostring(values.key), arguments = arguments({}, raw) }
 end
 
 local function binding_name(values)
@@ -101,7 +193,7 @@ local DURABLE = { durable = { kind = "boolean", default = true }, auto_delete = 
 --- The groups of a topology, see topology.lua.
 M.topology = {
   exchanges = {
-    kind = "exchange", rank = 1, settings = exchange,
+    kind = "exchange", rank = 1, settings = exchange, wrong = wrong_exchange,
     rules = with(DURABLE, {
       type = { kind = "choice", default = "topic",
                of = { "direct", "topic", "fanout", "headers", "x-consistent-hash" } },
@@ -110,11 +202,11 @@ M.topology = {
     }),
   },
   queues = {
-    kind = "queue", rank = 2, settings = queue,
+    kind = "queue", rank = 2, settings = queue, wrong = wrong_declared_queue,
     rules = with(with(QUEUE, DURABLE), { exclusive = { kind = "boolean", default = false } }),
   },
   bindings = {
-    kind = "binding", rank = 3, settings = binding, name = binding_name,
+    kind = "binding", rank = 3, settings = binding, name = binding_name, wrong = wrong_binding,
     rules = {
       exchange = { kind = "string", required = "name the exchange" },
       queue = { kind = "string" },

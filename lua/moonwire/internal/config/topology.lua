@@ -2,7 +2,8 @@
 --- per driver; compared and made by `moonwire topology plan | apply`. A driver's entry in DRIVERS names its groups of
 --- things:
 ---   topics = { kind = "topic", rules = (see fields.lua), settings = function(values) -> what the driver gets }
---- A group whose things have no names is a list, and `name(values)` makes one.
+--- A group whose things have no names is a list, and `name(values)` makes one. `wrong(values, name)` may say what
+--- cannot be: a list of { field, text }.
 local C = require "moonwire.internal.cdef"
 local fields = require "moonwire.internal.config.fields"
 local ffi = require "ffi"
@@ -100,6 +101,9 @@ function M.declare(project, connection, given, where)
         else
           local before = #project.problems
           local values = fields.check(settings, rule.rules, where, project.problems, group .. "." .. name)
+          for _, wrong in ipairs(#project.problems == before and rule.wrong and rule.wrong(values, name) or {}) do
+            complain(project, where, wrong[1], ("%s.%s: %s"):format(group, name, wrong[2]))
+          end
           if #project.problems == before then
             items[#items + 1] = { kind = rule.kind, name = rule.name and rule.name(values) or name,
                                   settings = rule.settings(values) }
