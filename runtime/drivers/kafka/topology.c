@@ -143,10 +143,10 @@ static int look(item *it, rd_kafka_t *rk) {
         problem(it, "topic", rd_kafka_err2str(rd_kafka_last_error()));
         return -1;
     }
-    rd_kafka_resp_err_t err = rd_kafka_metadata(rk, 0, t, &found, ASK_MS);
+    rd_kafka_resp_err_t err = kafka_look_metadata(it->request->conn, rk, t, &found);
     rd_kafka_topic_destroy(t);
     if (err) {
-        problem(it, "metadata", rd_kafka_err2str(err));
+        problem(it, "metadata", kafka_look_why(it->request->conn, err));
         return -1;
     }
     const struct rd_kafka_metadata_topic *m = found->topic_cnt == 1 ? &found->topics[0] : NULL;
