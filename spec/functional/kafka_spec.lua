@@ -310,6 +310,29 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
     code, text = moonwire("apply", dir)
     assert.equal(1, code)
     assert.matches("cannot make them fewer", text)
+    write "new = {}" -- as many as there are
+    assert.equal(0, (moonwire("plan", dir)))
+    for given, problem in pairs {
+      ["new = { retention = 60, config = { ['retention.ms'] = 5 } }"] =
+        'topics.new: retention and config["retention.ms"] say the same thing: leave one out',
+      ["['not this'] = {}"] = "is no name of a topic",
+      ["new = { config = { x = {} } }"] = "topics.new: config must be a table of names and texts",
+    } do
+      write(given)
+      code, text = moonwire("plan", dir)
+      assert.equal(78, code)
+      assert.matches(problem, text, 1, true)
+    end
+    write "new = { config = { ['max.message.bytes'] = 1e6, ['retention.msx'] = 1 } }" -- an unknown one
+    code, text = moonwire("apply", dir)
+    assert.equal(1, code)
+    assert.matches("retention.msx: the broker knows no such property of a topic", text, 1, true)
+    write "new = { compact = true }"
+    assert.equal(0, (moonwire("apply", dir, "--force")))
+    write "new = { compact = false }" -- deletes by age what was kept by key
+    code, text = moonwire("apply", dir)
+    assert.equal(1, code)
+    assert.matches("cleanup.policy: this change makes the broker delete messages: say --force", text, 1, true)
     write "new = { partitons = 1 }"
     code, text = moonwire("plan", dir)
     assert.equal(78, code)

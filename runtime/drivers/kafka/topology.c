@@ -195,7 +195,7 @@ static const char *found_value(const item *it, const struct mw_json_value *name)
 
 /* A shorter retention or another clean-up deletes what is there. */
 static bool loses_messages(const char *field, const char *wanted, const char *found) {
-    if (strcmp(field, "cleanup.policy") == 0) return strcmp(wanted, "delete") != 0;
+    if (strcmp(field, "cleanup.policy") == 0) return true; /* both ways: by key, or by age */
     if (strncmp(field, "retention.", 10) != 0) return false;
     long long w = strtoll(wanted, NULL, 10), f = strtoll(found, NULL, 10);
     return w >= 0 && (f < 0 || w < f);

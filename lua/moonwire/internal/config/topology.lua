@@ -1,7 +1,8 @@
 --- `connection:topology { topics = { … } }`: what must exist at a broker before messages flow. Checked here, by rules
 --- per driver; compared and made by `moonwire topology plan | apply`. A driver's entry in DRIVERS names its groups of
 --- things:
----   topics = { kind = "topic", rules = (see fields.lua), settings = function(values) -> what the driver gets }
+---   topics = { kind = "topic", rules = (see fields.lua), settings = function(values) -> what the driver gets,
+---              problem = function(values, name) -> field, text; or nothing }
 --- A group whose things have no names is a list, and `name(values)` makes one.
 local C = require "moonwire.internal.cdef"
 local fields = require "moonwire.internal.config.fields"
@@ -12,17 +13,39 @@ local nearest = require "moonwire.internal.nearest"
 local M = {}
 
 local KAFKA_TOPIC = {
-  partitions = { kind = "integer", min = 1, max = 4096, default = 1 },
+  partitions = { kind = "integer", min = 1, max = 4096 },
   replication = { kind = "integer", min = 1, max = 100 },
   retention = { kind = "seconds", min = 0.001 },
   compact = { kind = "boolean" },
   config = { kind = "table" },
 }
 
+local OWN = { ["retention.ms"] = "retention", ["cleanup.policy"] = "compact" }
+
+--- What is wrong with it: the field, and the text.
+local function kafka_problem(values, name)
+  if #name > 249 or not name:find "^[%w._-]+$" or name == "." or name == ".." then
+    return name, ("%q is no name of a topic: letters, digits, '.', '_' and '-' only, 249 at most"):format(name)
+  end
+  for property, value in pairs(values.config or {}) do
+    local kind = type(value)
+    if type(property) ~= "string" or kind ~= "string" and kind ~= "number" and kind ~= "boolean" then
+      return "config", "config must be a table of names and texts, numbers or booleans"
+    end
+    if OWN[property] and values[OWN[property]] ~= nil then
+      return "config", ("%s and config[%q] say the same thing: leave one out"):format(OWN[property], property)
+    end
+  end
+end
+
+local function plain(value) -- 1e15 is no number for Kafka
+  return type(value) == "number" and value % 1 == 0 and ("%.0f"):format(value) or tostring(value)
+end
+
 --- retention and compact are names for properties of the topic; `config` takes any of them.
 local function kafka_topic(values)
   local config, names = {}, {}
-  for name, value in pairs(values.config or {}) do config[tostring(name)] = tostring(value) end
+  for name, value in pairs(values.config or {}) do config[name] = plain(value) end
   if values.retention then config["retention.ms"] = ("%.0f"):format(values.retention * 1000) end
   if values.compact ~= nil then config["cleanup.policy"] = values.compact and "compact" or "delete" end
   for name in pairs(config) do names[#names + 1] = name end
@@ -34,7 +57,7 @@ end
 
 ---@type table<string, table<string, { kind: string, rules: table, settings: fun(values: table): table }>>
 local DRIVERS = {
-  kafka = { topics = { kind = "topic", rules = KAFKA_TOPIC, settings = kafka_topic } },
+  kafka = { topics = { kind = "topic", rules = KAFKA_TOPIC, problem = kafka_problem, settings = kafka_topic } },
   rabbitmq = require "moonwire.internal.config.rabbitmq".topology,
 }
 
@@ -100,7 +123,11 @@ function M.declare(project, connection, given, where)
         else
           local before = #project.problems
           local values = fields.check(settings, rule.rules, where, project.problems, group .. "." .. name)
-          if #project.problems == before then
+          local field, problem
+          if rule.problem and #project.problems == before then field, problem = rule.problem(values, name) end
+          if problem then
+            complain(project, where, field, ("%s.%s: %s"):format(group, name, problem))
+          elseif #project.problems == before then
             items[#items + 1] = { kind = rule.kind, name = rule.name and rule.name(values) or name,
                                   settings = rule.settings(values) }
           end
