@@ -1,5 +1,5 @@
--- Kafka when not everything is allowed, or nobody is there: it is said at once what is wrong, and when that is mended work goes
--- on by itself.
+-- Kafka when not everything is allowed, or nobody is there: it is said at once what is wrong, and when that is mended
+-- work goes on by itself.
 local C = require "moonwire.internal.cdef"
 local broker = require "spec.support.broker"
 local client = require "spec.support.servers.kafka_client"
@@ -48,7 +48,9 @@ describe("kafka", function()
   end
 
   -- Who is named nowhere in the list of a topic may do nothing there.
-  local function forbid(topic) client.permit(server.bootstrap, "allow", "User:other", "topic", "all", prefix .. topic) end
+  local function forbid(topic)
+    client.permit(server.bootstrap, "allow", "User:other", "topic", "all", prefix .. topic)
+  end
 
   local function scene(name, settings)
     prefix = name .. "."

@@ -92,9 +92,9 @@ mw.pipeline "p" { from = broker:channel "in", handler = "log" }
   end)
 
   it("shows no password", function()
-    local b = broker.open "kafka://me:secret@127.0.0.1:1/x?security.protocol=sasl_ssl&ssl.key.password=hidden&client.id=c"
+    local b = broker.open "kafka://me:secret@127.0.0.1:1/x?security.protocol=sasl_ssl&ssl.key.password=hidden"
     local shown = require("ffi").string(C.mw_link_url(b.link))
-    assert.equal("kafka://me@127.0.0.1:1/x?security.protocol=sasl_ssl&ssl.key.password=&client.id=c", shown)
+    assert.equal("kafka://me@127.0.0.1:1/x?security.protocol=sasl_ssl&ssl.key.password=", shown)
   end)
 end)
 
