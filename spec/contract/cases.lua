@@ -204,6 +204,7 @@ end)
 case("max-age", "retry.max_age gives up by age, not by attempts", function(h)
   local settings = "retry = { attempts = 1000, backoff = 'fixed', base = 0.05, max_age = 0.5 },"
   h:start { handler = FAIL_OFTEN, settings = settings }
+  h:ready() -- joining a group would count as age
   h:publish { { "x", id = "m1", key = "a" } }
   h:wait(function() return #h:dead() == 1 end, 10, "the dead letter")
   assert.matches("^too old", h:dead()[1].headers["mw-dead-reason"])

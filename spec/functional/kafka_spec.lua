@@ -31,20 +31,58 @@ end
 describe("a Kafka URL", function()
   local function problem(url)
     local ok, err = pcall(broker.open, url)
-    assert.is_false(ok)
+    assert.is_false(ok, url)
     return err
   end
 
   it("takes librdkafka's properties, and names the nearest right one", function()
     assert.matches('unknown property "sesion.timeout.ms" in the URL; did you mean "session.timeout.ms"?',
       problem "kafka://127.0.0.1:1/?sesion.timeout.ms=6000", 1, true)
+    assert.matches('did you mean "message.timeout.ms"?', problem "kafka://127.0.0.1:1/?mesage.timeout.ms=1", 1, true)
     assert.matches('unknown property "colour" in the URL', problem "kafka://127.0.0.1:1/?colour=red", 1, true)
     assert.matches("session.timeout.ms", problem "kafka://127.0.0.1:1/?session.timeout.ms=soon", 1, true)
     assert.matches("acks", problem "kafka://127.0.0.1:1/?acks=1", 1, true) -- idempotence needs all
   end)
 
+  it("tells which values there are, and what contradicts itself", function()
+    assert.matches("compression.type in the URL: it can be none, gzip, snappy, lz4 or zstd, not \"brotli\"",
+      problem "kafka://127.0.0.1:1/?compression.type=brotli", 1, true)
+    assert.matches("it can be random, consistent,", problem "kafka://127.0.0.1:1/?partitioner=md5", 1, true)
+    assert.matches("it can be read_committed or", problem "kafka://127.0.0.1:1/?isolation.level=dirty", 1, true)
+    assert.matches("it can be plaintext, ssl,", problem "kafka://127.0.0.1:1/?security.protocol=tls", 1, true)
+    assert.matches("receive.message.max.bytes", problem "kafka://127.0.0.1:1/?receive.message.max.bytes=1000", 1, true)
+    assert.matches("same protocol type",
+      problem "kafka://127.0.0.1:1/?partition.assignment.strategy=range,cooperative-sticky", 1, true)
+    assert.matches("acks cannot be 0", problem "kafka://127.0.0.1:1/?enable.idempotence=false&acks=0", 1, true)
+    -- settings that librdkafka would leave aside in silence
+    assert.matches("sasl.mechanisms has no effect with security.protocol=plaintext: set that to sasl_plaintext or "
+      .. "sasl_ssl", problem "kafka://127.0.0.1:1/?sasl.mechanisms=PLAIN", 1, true)
+    assert.matches("ssl.ca.location has no effect with security.protocol=sasl_plaintext: set that to sasl_ssl",
+      problem "kafka://me:secret@127.0.0.1:1/?ssl.ca.location=/ca.pem", 1, true)
+    broker.open "kafka://127.0.0.1:1/fine?partition.assignment.strategy=cooperative-sticky&max.poll.interval.ms=9000"
+  end)
+
+  it("is checked by `moonwire check`, with file and line", function()
+    local dir = process.tmpdir()
+    local file = assert(io.open(dir .. "/moonwire.lua", "w"))
+    file:write [[
+local mw = require "moonwire"
+local broker = mw.connect("kafka://127.0.0.1:1/", { ["compresion.type"] = "lz4" })
+mw.pipeline "p" { from = broker:channel "in", handler = "log" }
+]]
+    file:close()
+    local ran = process.run { binary, "check", dir }
+    assert.equal(78, ran.code)
+    assert.matches('moonwire.lua:2: mw.connect: unknown property "compresion.type" in the URL; did you mean '
+      .. '"compression.type"?', ran.stdout .. ran.stderr, 1, true)
+    ran = process.run { binary, "publish", "in", "x", "--broker", "kafka://127.0.0.1:1/?group.protocol=consumer" }
+    assert.equal(64, ran.code)
+    assert.matches("group.protocol cannot be set in the URL", ran.stderr, 1, true)
+  end)
+
   it("leaves to the driver what its promises rest on", function()
-    for _, name in ipairs { "enable.auto.commit", "group.id", "auto.offset.reset", "transactional.id" } do
+    for _, name in ipairs { "enable.auto.commit", "group.id", "auto.offset.reset", "transactional.id", "group.protocol",
+                            "delivery.report.only.error", "test.mock.num.brokers", "queuing.strategy" } do
       assert.matches("property " .. name .. " cannot be set in the URL",
         problem("kafka://127.0.0.1:1/?" .. name .. "=x"), 1, true)
     end
@@ -54,9 +92,9 @@ describe("a Kafka URL", function()
   end)
 
   it("shows no password", function()
-    local b = broker.open "kafka://me:secret@127.0.0.1:1/x?ssl.key.password=hidden&client.id=c&sasl.mechanisms=PLAIN"
+    local b = broker.open "kafka://me:secret@127.0.0.1:1/x?security.protocol=sasl_ssl&ssl.key.password=hidden"
     local shown = require("ffi").string(C.mw_link_url(b.link))
-    assert.equal("kafka://me@127.0.0.1:1/x?ssl.key.password=&client.id=c&sasl.mechanisms=PLAIN", shown)
+    assert.equal("kafka://me@127.0.0.1:1/x?security.protocol=sasl_ssl&ssl.key.password=", shown)
   end)
 end)
 
@@ -272,6 +310,29 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
     code, text = moonwire("apply", dir)
     assert.equal(1, code)
     assert.matches("cannot make them fewer", text)
+    write "new = {}" -- as many as there are
+    assert.equal(0, (moonwire("plan", dir)))
+    for given, problem in pairs {
+      ["new = { retention = 60, config = { ['retention.ms'] = 5 } }"] =
+        'topics.new: retention and config["retention.ms"] say the same thing: leave one out',
+      ["['not this'] = {}"] = "is no name of a topic",
+      ["new = { config = { x = {} } }"] = "topics.new: config must be a table of names and texts",
+    } do
+      write(given)
+      code, text = moonwire("plan", dir)
+      assert.equal(78, code)
+      assert.matches(problem, text, 1, true)
+    end
+    write "new = { config = { ['max.message.bytes'] = 1e6, ['retention.msx'] = 1 } }" -- an unknown one
+    code, text = moonwire("apply", dir)
+    assert.equal(1, code)
+    assert.matches("retention.msx: the broker knows no such property of a topic", text, 1, true)
+    write "new = { compact = true }"
+    assert.equal(0, (moonwire("apply", dir, "--force")))
+    write "new = { compact = false }" -- deletes by age what was kept by key
+    code, text = moonwire("apply", dir)
+    assert.equal(1, code)
+    assert.matches("cleanup.policy: this change makes the broker delete messages: say --force", text, 1, true)
     write "new = { partitons = 1 }"
     code, text = moonwire("plan", dir)
     assert.equal(78, code)

@@ -264,11 +264,11 @@ describe("an OAUTHBEARER token", function()
     -- worse code is rolled back; its function is never asked
     save(s, "token.lua", BY_HTTP:format(provider.url, "bad"))
     save(s, "handlers/p.lua", "return { handle = function() error 'worse' end }")
-    local process_ = process.spawn { { supervised.binary, "reload", "--canary", "50%", "--for", "60s", "--least", "10" },
+    local reload = process.spawn { { supervised.binary, "reload", "--canary", "50%", "--for", "60s", "--least", "10" },
       cwd = s.dir }
-    repeat wave() until not process_:alive()
-    assert.is_true(process_:wait(1) ~= 0, process_:stdout())
-    assert.matches("rolled back", process_:stdout() .. process_:stderr())
+    repeat wave() until not reload:alive()
+    assert.is_true(reload:wait(1) ~= 0, reload:stdout())
+    assert.matches("rolled back", reload:stdout() .. reload:stderr())
     before = asked "old"
     repeat wave() until asked "old" >= before + workers
     arrive()
@@ -277,10 +277,10 @@ describe("an OAUTHBEARER token", function()
     -- good code asks its own function as soon as it is the only one
     save(s, "token.lua", BY_HTTP:format(provider.url, "new"))
     save(s, "handlers/p.lua", require("spec.support.project").handler(P))
-    process_ = process.spawn { { supervised.binary, "reload", "--canary", "50%", "--for", "3s", "--least", "5" },
+    reload = process.spawn { { supervised.binary, "reload", "--canary", "50%", "--for", "3s", "--least", "5" },
       cwd = s.dir }
-    repeat wave() until not process_:alive()
-    assert.equal(0, (process_:wait(1)), process_:stdout() .. process_:stderr())
+    repeat wave() until not reload:alive()
+    assert.equal(0, (reload:wait(1)), reload:stdout() .. reload:stderr())
     clock.until_(function() return asked "new" >= workers end, 15 * LATE, "the new function, in every worker")
     before = asked "old"
     repeat wave() until asked "new" >= 3 * workers

@@ -73,7 +73,7 @@ function Connection:topology(given) end
 ---@field arguments? table<string, string|number|boolean>
 
 ---@class moonwire.KafkaTopic
----@field partitions? integer default 1
+---@field partitions? integer default: any number; 1 for a new topic
 ---@field replication? integer default: the broker's
 ---@field retention? moonwire.Seconds
 ---@field compact? boolean

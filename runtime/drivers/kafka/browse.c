@@ -7,7 +7,7 @@
 
 #include "drivers/kafka/browse.h"
 
-enum { PARTITIONS_MAX = 1 << 16, ASK_MS = 10000, IDLE_MS = 5000 };
+enum { PARTITIONS_MAX = 1 << 16, ASK_MS = 10000, STEP_MS = 1000, IDLE_MS = 5000 };
 static const uint64_t CURSOR = PARTITIONS_MAX; /* instead of a partition */
 
 typedef struct cursor {
@@ -45,20 +45,49 @@ void kafka_position_split(mw_position position, int32_t *partition, int64_t *off
     *offset = (int64_t)(position.low & INT64_MAX) - 1;
 }
 
+/* Called from inside a poll, on the errands' thread. */
+void kafka_look_error(rd_kafka_t *rk, int err, const char *reason, void *conn) {
+    kafka_conn *c = conn;
+    (void)rk;
+    if (err == RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN && *c->look_error) return; /* that says more */
+    snprintf(c->look_error, sizeof c->look_error, "%s", reason);
+    if (err == RD_KAFKA_RESP_ERR__AUTHENTICATION) c->look_refused = true;
+}
+
+const char *kafka_look_why(const kafka_conn *c, rd_kafka_resp_err_t err) {
+    bool network = err == RD_KAFKA_RESP_ERR__TRANSPORT || err == RD_KAFKA_RESP_ERR__TIMED_OUT ||
+                   err == RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN;
+    return network && *c->look_error ? c->look_error : rd_kafka_err2str(err);
+}
+
 static int failed(request *r, const char *what, rd_kafka_resp_err_t err) {
     r->failed = true;
     return mw_fail(&r->error, MW_ECLOSED, true, "Kafka: topic %s: %s: %s", r->topic, what,
-                   rd_kafka_err2str(err));
+                   kafka_look_why(r->conn, err));
 }
 
-int kafka_partition_count(rd_kafka_t *rk, const char *topic, rd_kafka_resp_err_t *err) {
+/* In steps: who is not let in need not wait. */
+rd_kafka_resp_err_t kafka_look_metadata(kafka_conn *c, rd_kafka_t *rk, rd_kafka_topic_t *t,
+                                        const struct rd_kafka_metadata **found) {
+    rd_kafka_resp_err_t err = RD_KAFKA_RESP_ERR_NO_ERROR;
+    c->look_refused = false;
+    *c->look_error = 0;
+    for (int i = 0; i < ASK_MS / STEP_MS && !c->look_refused; i++) {
+        err = rd_kafka_metadata(rk, 0, t, found, STEP_MS);
+        if (err != RD_KAFKA_RESP_ERR__TRANSPORT && err != RD_KAFKA_RESP_ERR__TIMED_OUT) break;
+        while (rd_kafka_poll(rk, 0) > 0) continue; /* what happened meanwhile */
+    }
+    return err;
+}
+
+int kafka_partition_count(kafka_conn *c, rd_kafka_t *rk, const char *topic, rd_kafka_resp_err_t *err) {
     const struct rd_kafka_metadata *found;
     rd_kafka_topic_t *t = rd_kafka_topic_new(rk, topic, NULL);
     if (!t) {
         *err = rd_kafka_last_error();
         return -1;
     }
-    *err = rd_kafka_metadata(rk, 0, t, &found, ASK_MS);
+    *err = kafka_look_metadata(c, rk, t, &found);
     rd_kafka_topic_destroy(t);
     if (*err) return -1;
     int count = found->topic_cnt == 1 ? found->topics[0].partition_cnt : 0;
@@ -172,7 +201,7 @@ static rd_kafka_t *handle_of(kafka_conn *conn, mw_error *e) {
         "log.queue", "false",           "log_level",          "0",     "fetch.wait.max.ms",    "5",
         NULL,
     };
-    b->rk = kafka_conf_handle(conn, RD_KAFKA_CONSUMER, pairs, e);
+    b->rk = kafka_conf_handle(conn, KAFKA_LOOKS, pairs, e);
     if (b->rk) rd_kafka_poll_set_consumer(b->rk);
     return b->rk;
 }
@@ -185,7 +214,7 @@ static void work(kafka_errand *e) {
         r->failed = true;
         return;
     }
-    int count = kafka_partition_count(rk, r->topic, &err);
+    int count = kafka_partition_count(r->conn, rk, r->topic, &err);
     if (count < 0 || count > PARTITIONS_MAX) {
         failed(r, "its partitions", count < 0 ? err : RD_KAFKA_RESP_ERR__INVALID_ARG);
         return;

@@ -7,7 +7,11 @@
 
 void kafka_position_split(mw_position position, int32_t *partition, int64_t *offset);
 
-int kafka_partition_count(rd_kafka_t *rk, const char *topic, rd_kafka_resp_err_t *err); /* -1: see err */
+int kafka_partition_count(kafka_conn *c, rd_kafka_t *rk, const char *topic,
+                          rd_kafka_resp_err_t *err); /* -1: see err */
+rd_kafka_resp_err_t kafka_look_metadata(kafka_conn *c, rd_kafka_t *rk, rd_kafka_topic_t *t,
+                                        const struct rd_kafka_metadata **found);
+const char *kafka_look_why(const kafka_conn *c, rd_kafka_resp_err_t err); /* valid until the next one */
 
 /* remove.c: also for administration */
 rd_kafka_t *kafka_admin_handle(kafka_conn *c, mw_error *e);

@@ -68,7 +68,7 @@ void kafka_commit_redo(kafka_sub *s, const kafka_wait *w) {
     kafka_part *p = kafka_commit_part(s, w);
     if (!p) return;
     kafka_marks_done(p->marks, w->offset);
-    p->out--;
+    if (p->out) p->out--;
     p->dirty = true;
 }
 

@@ -2,6 +2,7 @@
  * what the driver's promises rest on is not the user's to set. */
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/nearest.h"
 #include "drivers/kafka/kafka.h"
@@ -39,19 +40,47 @@ static const char *const ours[][2] = {
     {"auto.offset.reset", "use `start` in the pipeline"},
     {"opaque", "it is no setting"},
     {"plugin.library.paths", "it is not supported"},
+    {"auto.commit.enable", "commits are made when messages are settled"},
+    {"offset.store.method", "commits are made when messages are settled"},
+    {"group.protocol", "the driver speaks the classic protocol of groups"},
+    {"group.protocol.type", "the driver speaks the classic protocol of groups"},
+    {"group.remote.assignor", "the driver speaks the classic protocol of groups"},
+    {"delivery.report.only.error", "a publish would never be confirmed"},
+    {"queuing.strategy", "messages must be sent in order"},
+    {"test.mock.num.brokers", "messages would go nowhere"},
+};
+
+/* What librdkafka takes but does not list when it refuses a value. */
+static const char *const values[][2] = {
+    {"compression.type", "none, gzip, snappy, lz4 or zstd"},
+    {"compression.codec", "none, gzip, snappy, lz4 or zstd"},
+    {"partitioner", "random, consistent, consistent_random, murmur2, murmur2_random, fnv1a or fnv1a_random"},
+    {"isolation.level", "read_committed or read_uncommitted"},
+    {"security.protocol", "plaintext, ssl, sasl_plaintext or sasl_ssl"},
 };
 
 static const char *const options[] = {"revoke.drain.ms", "dead.headers", "token",
                                       NULL}; /* of the driver itself */
 
+/* Other names of properties, which librdkafka does not list. */
+static const char *const aliases[] = {"compression.type", "acks",    "linger.ms",     "delivery.timeout.ms",
+                                      "sasl.mechanism",   "retries", "max.in.flight", NULL};
+
+static void add_names(const char **names, size_t *count, const char *const *list) {
+    for (size_t i = 0; list[i]; i++) names[(*count)++] = list[i];
+}
+
 static int unknown(const char *name, mw_error *e) {
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
-    size_t count;
-    const char **dump = rd_kafka_conf_dump(conf, &count);
-    const char **names = calloc(count / 2 + 4, sizeof *names);
+    rd_kafka_topic_conf_t *topic = rd_kafka_topic_conf_new();
+    size_t a, b, count = 0;
+    const char **of_conf = rd_kafka_conf_dump(conf, &a), **of_topic = rd_kafka_topic_conf_dump(topic, &b);
+    const char **names = calloc(a / 2 + b / 2 + 32, sizeof *names);
     if (!names) abort();
-    for (size_t i = 0; i < count / 2; i++) names[i] = dump[2 * i];
-    for (size_t i = 0; options[i]; i++) names[count / 2 + i] = options[i];
+    for (size_t i = 0; i < a; i += 2) names[count++] = of_conf[i];
+    for (size_t i = 0; i < b; i += 2) names[count++] = of_topic[i];
+    add_names(names, &count, aliases);
+    add_names(names, &count, options);
     const char *near = mw_nearest(name, names);
     if (near)
         mw_fail(e, MW_EUSAGE, false, "unknown property \"%s\" in the URL; did you mean \"%s\"?", name, near);
@@ -61,7 +90,9 @@ static int unknown(const char *name, mw_error *e) {
                 "security.protocol",
                 name, rd_kafka_version_str());
     free(names);
-    rd_kafka_conf_dump_free(dump, count);
+    rd_kafka_conf_dump_free(of_conf, a);
+    rd_kafka_conf_dump_free(of_topic, b);
+    rd_kafka_topic_conf_destroy(topic);
     rd_kafka_conf_destroy(conf);
     return -1;
 }
@@ -71,8 +102,16 @@ static int set(kafka_conn *c, const char *name, const char *value, mw_error *e) 
     switch (rd_kafka_conf_set(c->conf, name, value, text, sizeof text)) {
     case RD_KAFKA_CONF_OK: return 0;
     case RD_KAFKA_CONF_UNKNOWN: return unknown(name, e);
-    default: return mw_fail(e, MW_EUSAGE, false, "property %s in the URL: %s", name, text);
+    default: break;
     }
+    text[strcspn(text, "\n")] = 0;
+    if (strstr(text, "must be set through dedicated"))
+        return mw_fail(e, MW_EUSAGE, false, "property %s cannot be set in the URL: it is no setting", name);
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        if (strcmp(values[i][0], name) == 0)
+            return mw_fail(e, MW_EUSAGE, false, "property %s in the URL: it can be %s, not \"%s\"", name,
+                           values[i][1], value);
+    return mw_fail(e, MW_EUSAGE, false, "property %s in the URL: %s", name, text);
 }
 
 bool kafka_conf_given(const kafka_conn *c, const char *name) {
@@ -86,6 +125,10 @@ static int set_given(kafka_conn *c, const char *name, const char *value, mw_erro
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
         if (strcmp(ours[i][0], name) == 0)
             return mw_fail(e, MW_EUSAGE, false, "property %s cannot be set in the URL: %s", name, ours[i][1]);
+    if ((strcmp(name, "acks") == 0 || strcmp(name, "request.required.acks") == 0) && strcmp(value, "0") == 0)
+        return mw_fail(e, MW_EUSAGE, false,
+                       "property %s cannot be 0: a publish would count as confirmed before any broker has it",
+                       name);
     if (set(c, name, value, e)) return -1;
     char *copy = strdup(name);
     if (!copy) abort();
@@ -112,6 +155,50 @@ static int check_prefix(const char *prefix, mw_error *e) {
                    prefix);
 }
 
+/* librdkafka would leave them aside in silence, and talk in the clear to anybody. */
+static int check_protocol(const mw_url *url, mw_error *e) {
+    const char *protocol = mw_url_option(url, "security.protocol");
+    if (!protocol) protocol = *url->user ? "sasl_plaintext" : "plaintext";
+    bool sasl = strncasecmp(protocol, "sasl", 4) == 0, tls = strcasestr(protocol, "ssl") != NULL;
+    for (int i = 0; i < url->option_count; i++) {
+        const char *name = url->options[i].name;
+        bool needs_sasl = strncmp(name, "sasl.", 5) == 0, needs_tls = strncmp(name, "ssl.", 4) == 0;
+        if ((needs_sasl && !sasl) || (needs_tls && !tls))
+            return mw_fail(e, MW_EUSAGE, false,
+                           "property %s has no effect with security.protocol=%s: set that to %s", name,
+                           protocol,
+                           needs_tls ? sasl ? "sasl_ssl" : "ssl"
+                           : tls     ? "sasl_ssl"
+                                     : "sasl_plaintext or sasl_ssl");
+    }
+    return 0;
+}
+
+/* Some contradictions are only seen when a handle is made. Without brokers it connects to nobody. */
+static int check_together(kafka_conn *c, mw_error *e) {
+    /* before 2.3 librdkafka aborts the process when a consumer with the sticky assignor ends at once */
+    const char *consumer[8] = {"group.id", "check", "partition.assignment.strategy", "range"};
+    if (!kafka_conf_given(c, "session.timeout.ms")) { /* a pipeline says it, by its lease */
+        consumer[4] = "session.timeout.ms";
+        consumer[5] = "1000";
+    }
+    for (int i = 0; i < 2; i++) {
+        mw_error why;
+        rd_kafka_t *trial = i ? kafka_conf_handle(c, KAFKA_LOOKS, consumer, &why)
+                              : kafka_conf_handle(c, KAFKA_PRODUCES, NULL, &why);
+        if (!trial) return mw_fail(e, MW_EUSAGE, false, "%s", why.text);
+        kafka_token_ends(c, trial);
+        rd_kafka_destroy(trial);
+    }
+    return 0;
+}
+
+static bool is_option(const char *name) {
+    for (size_t i = 0; options[i]; i++)
+        if (strcmp(options[i], name) == 0) return true;
+    return false;
+}
+
 int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
     c->conf = rd_kafka_conf_new();
     c->revoke_ms = 5000;
@@ -122,7 +209,6 @@ int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
     kafka_token_read(c, url);
     c->hosts = strdup(url->hosts);
     c->prefix = strdup(url->path);
-    if (set(c, "bootstrap.servers", url->hosts, e)) return -1;
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
         if (set(c, defaults[i][0], defaults[i][1], e)) return -1;
     if (set_user(c, url, e)) return -1;
@@ -132,32 +218,41 @@ int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
         return mw_fail(e, MW_EUSAGE, false, "option dead.headers=%s: it can be \"spring\", or be left out",
                        headers);
     c->spring = headers != NULL;
-    for (int i = 0; i < url->option_count; i++) {
-        const char *name = url->options[i].name;
-        if (strcmp(name, options[0]) != 0 && strcmp(name, options[1]) != 0 && strcmp(name, options[2]) != 0 &&
-            set_given(c, name, url->options[i].value, e))
+    for (int i = 0; i < url->option_count; i++)
+        if (!is_option(url->options[i].name) && set_given(c, url->options[i].name, url->options[i].value, e))
             return -1;
-    }
-    mw_error why; /* some contradictions are only seen when a handle is made */
-    rd_kafka_t *trial = kafka_conf_handle(c, RD_KAFKA_PRODUCER, NULL, &why);
-    if (!trial) return mw_fail(e, MW_EUSAGE, false, "%s", why.text);
-    kafka_token_ends(c, trial);
-    rd_kafka_destroy(trial);
-    return 0;
+    if (check_protocol(url, e) || check_together(c, e)) return -1;
+    return set(c, "bootstrap.servers", url->hosts, e);
 }
 
-rd_kafka_t *kafka_conf_handle(kafka_conn *c, rd_kafka_type_t type, const char *const *pairs, mw_error *e) {
+void kafka_conf_free(kafka_conn *c) {
+    char **names = (char **)(void *)c->given.data;
+    for (size_t i = 0; i < c->given.len / sizeof *names; i++) free(names[i]);
+    mw_buf_free(&c->given);
+    if (c->conf) rd_kafka_conf_destroy(c->conf);
+    free(c->prefix);
+    free(c->hosts);
+    kafka_token_free(c->tokens);
+}
+
+int kafka_conf_check(const mw_url *url, mw_error *e) {
+    kafka_conn c = {0};
+    int failed = kafka_conf_read(&c, url, e);
+    kafka_conf_free(&c);
+    return failed;
+}
+
+rd_kafka_t *kafka_conf_handle(kafka_conn *c, kafka_role role, const char *const *pairs, mw_error *e) {
     char text[300];
     rd_kafka_conf_t *conf = rd_kafka_conf_dup(c->conf);
-    bool transactional =
-        pairs && strcmp(pairs[0], "transactional.id") == 0; /* nobody would take its events */
-    if (transactional)
+    if (role == KAFKA_TRANSACTS) /* nobody would take its events */
         rd_kafka_conf_set_dr_msg_cb(conf, kafka_txn_report);
     else
         rd_kafka_conf_set_events(conf, RD_KAFKA_EVENT_REBALANCE | RD_KAFKA_EVENT_OFFSET_COMMIT |
                                            RD_KAFKA_EVENT_ERROR | RD_KAFKA_EVENT_LOG | RD_KAFKA_EVENT_DR);
     rd_kafka_conf_set_opaque(conf, c);
-    if (type == RD_KAFKA_CONSUMER) rd_kafka_conf_set_error_cb(conf, kafka_part_error);
+    if (role == KAFKA_CONSUMES) rd_kafka_conf_set_error_cb(conf, kafka_part_error);
+    if (role == KAFKA_LOOKS) rd_kafka_conf_set_error_cb(conf, kafka_look_error);
     for (; pairs && *pairs; pairs += 2) {
         if (rd_kafka_conf_set(conf, pairs[0], pairs[1], text, sizeof text) == RD_KAFKA_CONF_OK) continue;
         rd_kafka_conf_destroy(conf);
@@ -165,7 +260,8 @@ rd_kafka_t *kafka_conf_handle(kafka_conn *c, rd_kafka_type_t type, const char *c
         return NULL;
     }
     kafka_token_prepare(c, conf);
-    rd_kafka_t *rk = rd_kafka_new(type, conf, text, sizeof text);
+    bool consumer = role == KAFKA_CONSUMES || role == KAFKA_LOOKS;
+    rd_kafka_t *rk = rd_kafka_new(consumer ? RD_KAFKA_CONSUMER : RD_KAFKA_PRODUCER, conf, text, sizeof text);
     if (rk) {
         rd_kafka_set_log_queue(rk, NULL);
         kafka_token_made(c, rk);

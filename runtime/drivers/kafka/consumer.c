@@ -43,9 +43,17 @@ static void failed(kafka_sub *s, rd_kafka_event_t *ev) {
         mw_log_end();
         kafka_lost(s, text);
         break;
+    case RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART:
+        mw_log_begin(MW_WARN, "kafka: waiting for a topic that is not there");
+        mw_log_text("group", s->group);
+        mw_log_text("error", text);
+        mw_log_text("advice", "create it, for example with `moonwire topology apply`");
+        mw_log_end();
+        kafka_note(s->conn, text);
+        break;
     case RD_KAFKA_RESP_ERR__TRANSPORT: /* one connection of several; librdkafka makes a new one */
-    case RD_KAFKA_RESP_ERR__RESOLVE: break;
-    default: log_error(s, code, text);
+    case RD_KAFKA_RESP_ERR__RESOLVE: kafka_note(s->conn, text); break;
+    default: log_error(s, code, text); kafka_note(s->conn, text);
     }
 }
 
@@ -158,7 +166,7 @@ static rd_kafka_t *new_consumer(kafka_sub *s, mw_error *e) {
     if (*instance) PAIR("group.instance.id", instance);
 #undef PAIR
     pairs[n] = NULL;
-    return kafka_conf_handle(s->conn, RD_KAFKA_CONSUMER, pairs, e);
+    return kafka_conf_handle(s->conn, KAFKA_CONSUMES, pairs, e);
 }
 
 static void wake_by(kafka_sub *s, rd_kafka_queue_t *q) {

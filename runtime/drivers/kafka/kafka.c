@@ -9,13 +9,7 @@
 #include "base/log.h"
 
 static void free_conn(kafka_conn *c) {
-    char **names = (char **)(void *)c->given.data;
-    for (size_t i = 0; i < c->given.len / sizeof *names; i++) free(names[i]);
-    mw_buf_free(&c->given);
-    if (c->conf) rd_kafka_conf_destroy(c->conf);
-    free(c->prefix);
-    free(c->hosts);
-    kafka_token_free(c->tokens);
+    kafka_conf_free(c);
     free(c);
 }
 
@@ -57,14 +51,14 @@ void kafka_log(kafka_conn *c, rd_kafka_event_t *ev) {
 
 void kafka_note(kafka_conn *c, const char *error) { snprintf(c->error, sizeof c->error, "%s", error); }
 
+/* "All brokers are down" says less than what was noted a moment before. */
 void kafka_down(kafka_conn *c, const char *why) {
-    if (strcmp(why, rd_kafka_err2str(RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN)) != 0 || !*c->error)
-        kafka_note(c, why);
+    if (!strstr(why, "brokers are down") || !*c->error) kafka_note(c, why);
     if (c->down) return;
     c->down = true;
     c->since_ms = mw_loop_wall_ms(c->loop);
     mw_error e;
-    mw_fail(&e, MW_ECLOSED, true, "%s", why);
+    mw_fail(&e, MW_ECLOSED, true, "%s", c->error);
     c->host->state(c->link, false, &e);
 }
 
@@ -100,7 +94,7 @@ const mw_driver mw_driver_kafka = {
     .schemes = schemes,
     .can = MW_CAN_BROWSE | MW_CAN_REMOVE | MW_CAN_SEEK | MW_CAN_TIERS | MW_CAN_EXACTLY,
     .handled_buffers = 16,
-    .check = kafka_token_check,
+    .check = kafka_conf_check,
     .open = kafka_open,
     .close = kafka_close,
     .subscribe = kafka_subscribe,

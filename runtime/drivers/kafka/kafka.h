@@ -34,8 +34,10 @@ struct kafka_conn {
     bool spring;           /* dead letters also get the headers that Spring's tools read */
     kafka_producer *producer;
     kafka_errands *errands; /* browsing and administration; made on first use */
-    kafka_browser *browser; /* these two belong to the errands' thread */
+    kafka_browser *browser; /* these belong to the errands' thread */
     rd_kafka_t *admin;
+    char look_error[MW_ERROR_TEXT]; /* the last one of those two */
+    bool look_refused;              /* a broker did not let them in */
     kafka_sub *subs;
     kafka_tokens *tokens; /* OAUTHBEARER with a function of the project; else NULL */
     bool background;      /* OAUTHBEARER with tokens that librdkafka gets by itself */
@@ -142,8 +144,11 @@ struct kafka_sub {
 
 /* conf.c */
 int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e);
+void kafka_conf_free(kafka_conn *c); /* what kafka_conf_read made */
 bool kafka_conf_given(const kafka_conn *c, const char *name);
-rd_kafka_t *kafka_conf_handle(kafka_conn *c, rd_kafka_type_t type, const char *const *pairs, mw_error *e);
+int kafka_conf_check(const mw_url *url, mw_error *e); /* touches nothing */
+typedef enum { KAFKA_PRODUCES, KAFKA_TRANSACTS, KAFKA_CONSUMES, KAFKA_LOOKS } kafka_role;
+rd_kafka_t *kafka_conf_handle(kafka_conn *c, kafka_role role, const char *const *pairs, mw_error *e);
 char *kafka_topic(const kafka_conn *c, const char *channel); /* the caller frees it */
 
 /* kafka.c */
@@ -251,7 +256,8 @@ size_t kafka_places(mw_sub *sub, mw_place *out, size_t max);
 /* browse.c, remove.c */
 void kafka_conn_errand(kafka_conn *c, kafka_errand *e);
 void kafka_browse(mw_conn *conn, const mw_browse *b);
-void kafka_browser_free(kafka_browser *b); /* NULL is fine */
+void kafka_browser_free(kafka_browser *b);                                      /* NULL is fine */
+void kafka_look_error(rd_kafka_t *rk, int err, const char *reason, void *conn); /* librdkafka calls it */
 void kafka_remove(mw_conn *conn, const mw_removal *r);
 
 /* topology.c */

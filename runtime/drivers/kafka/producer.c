@@ -43,7 +43,7 @@ static const char *const one_by_one[] = {"batch.num.messages", "1", NULL};
 
 static handle *new_handle(kafka_producer *p, const char *const *pairs, mw_error *e) {
     static const uint64_t one = 1;
-    rd_kafka_t *rk = kafka_conf_handle(p->conn, RD_KAFKA_PRODUCER, pairs, e);
+    rd_kafka_t *rk = kafka_conf_handle(p->conn, KAFKA_PRODUCES, pairs, e);
     if (!rk) return NULL;
     handle *h = calloc(1, sizeof *h);
     if (!h) abort();
@@ -140,6 +140,8 @@ bool kafka_refusal(rd_kafka_resp_err_t err, const char *topic, mw_error *e) {
 static void refuse(kafka_conn *c, void *cookie, const char *topic, rd_kafka_resp_err_t err) {
     mw_error e;
     explain(&e, MW_ECLOSED, topic, err);
+    if (err == RD_KAFKA_RESP_ERR__MSG_TIMED_OUT && c->down && *c->error)
+        mw_fail(&e, MW_ECLOSED, true, "Kafka: topic %s: %s: %s", topic, rd_kafka_err2str(err), c->error);
     tell(c, cookie, &e);
 }
 
@@ -267,6 +269,8 @@ static bool serve(handle *h) {
         else if (type == RD_KAFKA_EVENT_ERROR && rd_kafka_event_error(ev) == RD_KAFKA_RESP_ERR__FATAL &&
                  !h->fatal)
             replace(h->owner, h);
+        else if (type == RD_KAFKA_EVENT_ERROR)
+            kafka_note(h->owner->conn, rd_kafka_event_error_string(ev));
         rd_kafka_event_destroy(ev);
     }
     return true;

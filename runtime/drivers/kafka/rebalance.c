@@ -323,8 +323,8 @@ void kafka_lost(kafka_sub *s, const char *why) {
     if (s->part_count) lose(s, "kafka: not a member of the group any more", why, s->session_ms);
 }
 
-/* Where one partition begins anew, all of its topic do: others may have gone on in the new log, at a place that
- * says nothing there. */
+/* Where one partition begins anew, all of its topic do: others may have gone on in the new log, at a place
+ * that says nothing there. */
 void kafka_gone(kafka_sub *s) {
     for (uint32_t i = 0; i < s->part_count; i++)
         for (uint32_t k = 0; k < s->part_count && s->parts[i]->anew; k++)

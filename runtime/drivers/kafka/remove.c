@@ -22,7 +22,7 @@ rd_kafka_t *kafka_admin_handle(kafka_conn *c, mw_error *e) {
     char *group = kafka_topic(c, "moonwire.removed");
     const char *pairs[] = {
         "group.id", group, "enable.auto.commit", "false", "log.queue", "false", "log_level", "0", NULL};
-    c->admin = kafka_conf_handle(c, RD_KAFKA_CONSUMER, pairs, e);
+    c->admin = kafka_conf_handle(c, KAFKA_LOOKS, pairs, e);
     free(group);
     return c->admin;
 }
@@ -78,13 +78,13 @@ typedef struct replacement { /* one publication of it */
 static int failed(request *r, const char *what, rd_kafka_resp_err_t err) {
     r->failed = true;
     return mw_fail(&r->error, MW_ECLOSED, true, "Kafka: topic %s: %s: %s", r->topic, what,
-                   rd_kafka_err2str(err));
+                   kafka_look_why(r->conn, err));
 }
 
 static kafka_removed *marks_of(request *r) {
     rd_kafka_resp_err_t err = RD_KAFKA_RESP_ERR__INVALID_ARG;
     rd_kafka_t *rk = kafka_admin_handle(r->conn, &r->error);
-    int count = rk ? kafka_partition_count(rk, r->topic, &err) : -1;
+    int count = rk ? kafka_partition_count(r->conn, rk, r->topic, &err) : -1;
     if (count < 0) {
         failed(r, "its partitions", err);
         return NULL;

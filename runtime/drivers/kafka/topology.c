@@ -143,10 +143,10 @@ static int look(item *it, rd_kafka_t *rk) {
         problem(it, "topic", rd_kafka_err2str(rd_kafka_last_error()));
         return -1;
     }
-    rd_kafka_resp_err_t err = rd_kafka_metadata(rk, 0, t, &found, ASK_MS);
+    rd_kafka_resp_err_t err = kafka_look_metadata(it->request->conn, rk, t, &found);
     rd_kafka_topic_destroy(t);
     if (err) {
-        problem(it, "metadata", rd_kafka_err2str(err));
+        problem(it, "metadata", kafka_look_why(it->request->conn, err));
         return -1;
     }
     const struct rd_kafka_metadata_topic *m = found->topic_cnt == 1 ? &found->topics[0] : NULL;
@@ -195,7 +195,7 @@ static const char *found_value(const item *it, const struct mw_json_value *name)
 
 /* A shorter retention or another clean-up deletes what is there. */
 static bool loses_messages(const char *field, const char *wanted, const char *found) {
-    if (strcmp(field, "cleanup.policy") == 0) return strcmp(wanted, "delete") != 0;
+    if (strcmp(field, "cleanup.policy") == 0) return true; /* both ways: by key, or by age */
     if (strncmp(field, "retention.", 10) != 0) return false;
     long long w = strtoll(wanted, NULL, 10), f = strtoll(found, NULL, 10);
     return w >= 0 && (f < 0 || w < f);

@@ -99,7 +99,7 @@ static bool ready(batch *b) {
         pairs[n++] = "1";
     }
     mw_error e;
-    if (!(t->rk = kafka_conf_handle(t->sub->conn, RD_KAFKA_PRODUCER, pairs, &e))) {
+    if (!(t->rk = kafka_conf_handle(t->sub->conn, KAFKA_TRANSACTS, pairs, &e))) {
         b->err = RD_KAFKA_RESP_ERR__INVALID_ARG;
         snprintf(b->text, sizeof b->text, "%s", e.text);
         return false;

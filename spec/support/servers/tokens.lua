@@ -1,8 +1,8 @@
 -- tokens.lua - an identity provider for specs: an HTTP server that gives unsecured JWTs for client credentials. As a
 -- program (a process of its own, so that it answers while the spec waits):
 --   moonwire lua spec/support/servers/tokens.lua PORT DIR LIFE
--- DIR/control holds a word: give, refuse (401), break (500, no JSON), or hang (accepts and says nothing). DIR/asked gets
--- the body of each request, one a line. As a module: start(LIFE), server:say(word), server:asked().
+-- DIR/control holds a word: give, refuse (401), break (500, no JSON), or hang (accepts and says nothing). DIR/asked
+-- gets the body of each request, one a line. As a module: start(LIFE), server:say(word), server:asked().
 local ffi = require "ffi"
 
 ffi.cdef [[
@@ -47,7 +47,8 @@ end
 
 local function jwt(life)
   local now = os.time()
-  return base64url '{"alg":"none"}' .. "." .. base64url(('{"sub":"me","iat":%d,"exp":%d}'):format(now, now + life)) .. "."
+  local claims = ('{"sub":"me","iat":%d,"exp":%d}'):format(now, now + life)
+  return base64url '{"alg":"none"}' .. "." .. base64url(claims) .. "."
 end
 
 local function read_request(fd)
@@ -78,7 +79,7 @@ local function serve(port, dir, life)
   assert(C.mwt_tk_bind(listener, address, 16) == 0 and C.mwt_tk_listen(listener, 64) == 0, "cannot listen")
   io.stdout:write "listening\n"
   io.stdout:flush()
-  local log, hanging = assert(io.open(dir .. "/asked", "a")), {}
+  local log = assert(io.open(dir .. "/asked", "a"))
   while true do
     local fd = C.mwt_tk_accept(listener, nil, nil, 0x80000)
     local body = fd >= 0 and read_request(fd)
@@ -93,7 +94,7 @@ local function serve(port, dir, life)
         :format(status, #text, text)
       C.mwt_tk_send(fd, text, #text, 0x4000)
     end
-    if body and not answer then hanging[#hanging + 1] = fd elseif fd >= 0 then C.mwt_tk_close(fd) end
+    if fd >= 0 and (answer or not body) then C.mwt_tk_close(fd) end -- else it hangs
   end
 end
 

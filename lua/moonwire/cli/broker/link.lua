@@ -85,7 +85,21 @@ local function must_exist(url)
   end
 end
 
-local function shown(link) return ffi.string(C.mw_link_url(link)) end
+-- A worker waits for its broker; who typed a command wants to know.
+local HURRY = "message.timeout.ms=10000"
+
+local function hurried(url)
+  if not url:find "^kafka:" or url:find("message.timeout.ms", 1, true) or url:find("delivery.timeout.ms", 1, true) then
+    return url
+  end
+  return url .. (url:find("?", 1, true) and "&" or "?") .. HURRY
+end
+
+local function shown(link)
+  local url = ffi.string(C.mw_link_url(link))
+  if url:sub(-#HURRY) == HURRY then url = url:sub(1, -#HURRY - 2) end
+  return url
+end
 
 --- Ends the command when the broker is not there: a person waits, and a script wants to know. One that was reached and
 --- lost is waited for by its driver.
@@ -115,7 +129,7 @@ end
 ---@return moonwire.Broker
 function M.open(values, options)
   options = options or {}
-  local url, failure = given(values), ffi.new "mw_failure"
+  local url, failure = hurried(given(values)), ffi.new "mw_failure"
   local link = C.mw_vm_link(wait.vm, url, failure)
   if token.named(url) or link == nil and ffi.string(failure.text):find("OAUTHBEARER needs a token", 1, true) then
     fail.usage("--broker: OAUTHBEARER takes its token from a function of a project, which this command does not have: "

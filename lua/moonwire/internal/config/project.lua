@@ -258,8 +258,11 @@ end
 local function check_start(self, p, start)
   if start == "oldest" or start == "newest" then return end
   if type(start) == "table" then
+    local before = #self.problems
     local s = fields.check(start, START, p.where, self.problems, "start")
-    if (s.time == nil) == (s.offset == nil) then complain(self, p, "start", "start takes either time or offset") end
+    if (s.time == nil) == (s.offset == nil) and #self.problems == before then
+      complain(self, p, "start", "start takes either time or offset")
+    end
     return
   end
   local near = type(start) == "string" and nearest(start, { "oldest", "newest" })

@@ -13,17 +13,40 @@ local nearest = require "moonwire.internal.nearest"
 local M = {}
 
 local KAFKA_TOPIC = {
-  partitions = { kind = "integer", min = 1, max = 4096, default = 1 },
+  partitions = { kind = "integer", min = 1, max = 4096 },
   replication = { kind = "integer", min = 1, max = 100 },
   retention = { kind = "seconds", min = 0.001 },
   compact = { kind = "boolean" },
   config = { kind = "table" },
 }
 
+local OWN = { ["retention.ms"] = "retention", ["cleanup.policy"] = "compact" }
+
+local function wrong_kafka_topic(values, name)
+  local list = {}
+  local function complain(field, text) list[#list + 1] = { field, text } end
+  if #name > 249 or not name:find "^[%w._-]+$" or name == "." or name == ".." then
+    complain(name, ("%q is no name of a topic: letters, digits, '.', '_' and '-' only, 249 at most"):format(name))
+  end
+  for property, value in pairs(values.config or {}) do
+    local kind = type(value)
+    if type(property) ~= "string" or kind ~= "string" and kind ~= "number" and kind ~= "boolean" then
+      complain("config", "config must be a table of names and texts, numbers or booleans")
+    elseif OWN[property] and values[OWN[property]] ~= nil then
+      complain("config", ("%s and config[%q] say the same thing: leave one out"):format(OWN[property], property))
+    end
+  end
+  return list
+end
+
+local function plain(value) -- 1e15 is no number for Kafka
+  return type(value) == "number" and value % 1 == 0 and ("%.0f"):format(value) or tostring(value)
+end
+
 --- retention and compact are names for properties of the topic; `config` takes any of them.
 local function kafka_topic(values)
   local config, names = {}, {}
-  for name, value in pairs(values.config or {}) do config[tostring(name)] = tostring(value) end
+  for name, value in pairs(values.config or {}) do config[name] = plain(value) end
   if values.retention then config["retention.ms"] = ("%.0f"):format(values.retention * 1000) end
   if values.compact ~= nil then config["cleanup.policy"] = values.compact and "compact" or "delete" end
   for name in pairs(config) do names[#names + 1] = name end
@@ -35,7 +58,7 @@ end
 
 ---@type table<string, table<string, { kind: string, rules: table, settings: fun(values: table): table }>>
 local DRIVERS = {
-  kafka = { topics = { kind = "topic", rules = KAFKA_TOPIC, settings = kafka_topic } },
+  kafka = { topics = { kind = "topic", rules = KAFKA_TOPIC, wrong = wrong_kafka_topic, settings = kafka_topic } },
   rabbitmq = require "moonwire.internal.config.rabbitmq".topology,
 }
 
