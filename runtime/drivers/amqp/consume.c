@@ -260,11 +260,14 @@ static void compare(rmq_sub *s) {
     rmq_line_send(s->line);
 }
 
-/* What differs is theirs to decide, as long as the order does not hang on it: others could read beside us. */
+/* What differs is theirs to decide, as long as the order does not hang on it: others could read beside us.
+ * What was not said here does not differ; the topology, or somebody else, has said more. */
 static void differs(rmq_sub *s, const mw_error *why) {
-    bool fatal = s->order != MW_ORDER_NONE && rmq_options_of(s->conn, s->queue)->single_active;
+    bool vital = strstr(why->text, "'x-single-active-consumer'") || strstr(why->text, "'x-queue-type'");
+    bool fatal = vital && s->order != MW_ORDER_NONE && rmq_options_of(s->conn, s->queue)->single_active;
     s->compared = !fatal;
     if (fatal) s->wait_ms = AGAIN_MS;
+    if (!vital && strstr(why->text, "received none")) return;
     if (s->told_differs) return;
     s->told_differs = true;
     mw_log_begin(
