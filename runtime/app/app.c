@@ -1,177 +1,35 @@
 #include "app/app.h"
 
-#include <lauxlib.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/control.h"
+#include "app/inside.h"
 #include "app/notify.h"
-#include "app/report.h"
-#include "app/watch.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "core/shared.h"
 #include "lua/core.h"
-#include "lua/deadline.h"
 #include "lua/vm.h"
 #include "pipeline/insight.h"
 #include "supervisor/worker.h"
 
 enum { IDLE_CHECK_MS = 50, LOOK_MS = 1000 };
 
-typedef struct app {
-    mw_site *site;
-    mw_vm *next; /* loaded, not current yet */
-    mw_loop *loop;
-    lua_State *L; /* of the CLI or spec that made it: the main thread, which outlives its coroutines */
-    int options;  /* registry reference there: what load was called with, for reloads */
-    mw_signal term, interrupt, hangup;
-    mw_timer drain_limit, idle_check, beating, look;
-    mw_watch *watch;
-    mw_control *control;
-    int command, changed, beat; /* registry references: answers commands; begins a reload; goes on with it */
-    double drain_seconds;
-    int idle_turns;
-    bool running, drained, forced;
-} app;
-
-static app *check_app(lua_State *L) {
+app *mw_app_check(lua_State *L) {
     app *a = luaL_checkudata(L, 1, "moonwire.app");
     luaL_argcheck(L, a->site, 1, "the app is closed");
     return a;
 }
 
-static int failed(lua_State *L, const mw_error *e) {
+int mw_app_failed(lua_State *L, const mw_error *e) {
     lua_pushnil(L);
     lua_pushstring(L, e->text);
     return 2;
 }
 
-/* ---- loading ---- */
-
-static void copy_value(lua_State *from, int at,
-                       lua_State *to) { /* one level of plain values is all that crosses */
-    size_t len;
-    switch (lua_type(from, at)) {
-    case LUA_TBOOLEAN: lua_pushboolean(to, lua_toboolean(from, at)); break;
-    case LUA_TNUMBER: lua_pushnumber(to, lua_tonumber(from, at)); break;
-    case LUA_TSTRING: {
-        const char *text = lua_tolstring(from, at, &len);
-        lua_pushlstring(to, text, len);
-        break;
-    }
-    default: lua_pushnil(to);
-    }
-}
-
-static void copy_table(lua_State *from, int at, lua_State *to) {
-    lua_newtable(to);
-    for (lua_pushnil(from); lua_next(from, at); lua_pop(from, 1)) {
-        copy_value(from, -2, to);
-        copy_value(from, -1, to);
-        lua_rawset(to, -3);
-    }
-}
-
-/* Leaves the function that reads projects on the stack. What loading leaves behind is not worth collecting:
- * it would take a part of the time. (Nor is it worth compiling, see mw_deadline_read.) */
-static bool load_library(lua_State *G, mw_error *e) {
-    lua_gc(G, LUA_GCSTOP, 0);
-    lua_getglobal(G, "require");
-    lua_pushliteral(G, "moonwire.internal.boot");
-    bool ok = mw_vm_call(G, 1, 1, e) == 0;
-    lua_gc(G, LUA_GCRESTART, 0);
-    return ok;
-}
-
-/* Reads the project into a fresh generation; the options stand on L at `options`. Pushes true and a value, or
- * nil and why not. */
-static bool load(app *a, lua_State *L, int options) {
-    mw_error e;
-    if (a->next) mw_site_reject(a->site, a->next);
-    a->next = mw_site_prepare(a->site);
-    lua_State *G = a->next->L;
-    mw_reading reading = mw_deadline_read(a->next);
-    bool ok = load_library(G, &e);
-    if (ok) {
-        copy_table(L, options, G);
-        ok = mw_vm_call(G, 1, 2, &e) == 0;
-    }
-    lua_getfield(L, options, "jit");
-    mw_deadline_read_end(a->next, reading, !lua_isstring(L, -1) || strcmp(lua_tostring(L, -1), "off") != 0);
-    lua_pop(L, 1);
-    if (ok) {
-        copy_value(G, -2, L);
-        if (lua_istable(G, -1))
-            copy_table(G, lua_gettop(G), L);
-        else
-            copy_value(G, -1, L);
-        lua_pop(G, 2);
-        ok = lua_toboolean(L, -2);
-    } else {
-        failed(L, &e);
-    }
-    if (!ok) {
-        mw_site_reject(a->site, a->next);
-        a->next = NULL;
-    }
-    return ok;
-}
-
-static int l_load(lua_State *L) {
-    app *a = check_app(L);
-    luaL_checktype(L, 2, LUA_TTABLE);
-    lua_settop(L, 2);
-    luaL_unref(L, LUA_REGISTRYINDEX, a->options);
-    lua_pushvalue(L, 2);
-    a->options = luaL_ref(L, LUA_REGISTRYINDEX);
-    load(a, L, 2);
-    return 2;
-}
-
-static int switch_to_next(app *a, mw_switch *out, mw_error *e) {
-    mw_vm *next = a->next;
-    a->next = NULL;
-    if (!next) return mw_fail(e, MW_EUSAGE, false, "nothing is loaded");
-    if (mw_site_switch(a->site, next, out, e) == 0) return 0;
-    mw_site_reject(a->site, next);
-    return -1;
-}
-
-static int l_start(lua_State *L) {
-    app *a = check_app(L);
-    mw_error e;
-    mw_switch changes;
-    if (switch_to_next(a, &changes, &e)) return failed(L, &e);
-    lua_pushboolean(L, 1);
-    return 1;
-}
-
-/* ---- reloading ---- */
-
-static void set_number(lua_State *L, const char *name, double value) {
+void mw_app_set(lua_State *L, const char *name, double value) {
     lua_pushnumber(L, value);
     lua_setfield(L, -2, name);
-}
-
-static void push_changes(lua_State *L, const mw_switch *changes) {
-    lua_newtable(L);
-    set_number(L, "generation", changes->generation);
-    set_number(L, "kept", changes->kept);
-    set_number(L, "added", changes->added);
-    set_number(L, "removed", changes->removed);
-}
-
-static void log_changes(lua_State *L) { /* the table on top */
-    static const char *const names[] = {"generation", "kept", "added", "removed"};
-    mw_log_begin(MW_INFO, "reloaded");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        lua_getfield(L, -1, names[i]);
-        mw_log_int(names[i], lua_tointeger(L, -1));
-        lua_pop(L, 1);
-    }
-    mw_log_end();
 }
 
 /* Calls a function that `run` was given, in the state that called `run`. */
@@ -186,86 +44,9 @@ static void call_back(app *a, int function, const char *argument) {
     mw_log_end();
 }
 
-/* In steps, for workers that must change together. prepare() -> true, settings | nil, problems: reads the
- * project anew, into a generation that waits beside the one that serves */
-static int l_prepare(lua_State *L) {
-    app *a = check_app(L);
-    mw_error e;
-    if (mw_site_draining(a->site)) {
-        mw_fail(&e, MW_ECLOSED, false, "it is draining: nothing is loaded any more");
-        return failed(L, &e);
-    }
-    lua_rawgeti(L, LUA_REGISTRYINDEX, a->options);
-    load(a, L, lua_gettop(L));
-    return 2;
-}
-
-/* abandon(): the one that waits is not wanted */
-static int l_abandon(lua_State *L) {
-    app *a = check_app(L);
-    if (a->next) mw_site_reject(a->site, a->next);
-    a->next = NULL;
-    return 0;
-}
-
-/* commit() -> a table of what changed | nil, why the old generation serves on */
-static int l_commit(lua_State *L) {
-    app *a = check_app(L);
-    mw_error e;
-    mw_switch changes;
-    if (switch_to_next(a, &changes, &e)) return failed(L, &e);
-    push_changes(L, &changes);
-    if (a->running) log_changes(L);
-    return 1;
-}
-
-/* reload(): both in one */
-static int l_reload(lua_State *L) {
-    if (l_prepare(L) == 2 && !lua_toboolean(L, -2)) return 2;
-    return l_commit(L);
-}
-
-/* try(share, code) -> generation | nil, text: the one that waits becomes a canary; `code` only salts the hash
- */
-static int l_try(lua_State *L) {
-    app *a = check_app(L);
-    double share = luaL_checknumber(L, 2);
-    size_t len;
-    const char *code = luaL_checklstring(L, 3, &len);
-    luaL_argcheck(L, share > 0 && share < 1, 2, "a share between 0 and 1");
-    mw_error e;
-    mw_vm *next = a->next;
-    a->next = NULL;
-    if (!next) {
-        mw_fail(&e, MW_EUSAGE, false, "nothing is loaded");
-        return failed(L, &e);
-    }
-    if (mw_site_try(a->site, next, share, mw_hash64(code, len), &e)) {
-        mw_site_reject(a->site, next);
-        return failed(L, &e);
-    }
-    lua_pushnumber(L, next->generation);
-    return 1;
-}
-
-static int l_promote(lua_State *L) {
-    app *a = check_app(L);
-    mw_switch changes;
-    if (!mw_site_trial(a->site)) return 0;
-    mw_site_promote(a->site, &changes);
-    push_changes(L, &changes);
-    if (a->running) log_changes(L);
-    return 1;
-}
-
-static int l_rollback(lua_State *L) {
-    mw_site_rollback(check_app(L)->site);
-    return 0;
-}
-
 /* announce(reloading): to systemd */
 static int l_announce(lua_State *L) {
-    app *a = check_app(L);
+    app *a = mw_app_check(L);
     if (!a->running || mw_site_draining(a->site)) return 0;
     if (lua_toboolean(L, 2)) {
         mw_notify_reloading();
@@ -282,7 +63,7 @@ static void beats(mw_timer *t) {
 
 /* beat(ms): the function `beat` that run was given is called once, then */
 static int l_beat(lua_State *L) {
-    app *a = check_app(L);
+    app *a = mw_app_check(L);
     int64_t ms = (int64_t)luaL_checknumber(L, 2);
     if (a->running) mw_timer_start(a->loop, &a->beating, ms, beats);
     return 0;
@@ -386,7 +167,7 @@ static void on_asked(void *owner, uint64_t number, const char *line) {
 
 /* answer(number, text) */
 static int l_answer(lua_State *L) {
-    app *a = check_app(L);
+    app *a = mw_app_check(L);
     if (a->control) mw_control_answer(a->control, (uint64_t)luaL_checknumber(L, 2), luaL_checkstring(L, 3));
     return 0;
 }
@@ -457,7 +238,7 @@ static void free_signals(void) {
 }
 
 static int l_run(lua_State *L) {
-    app *a = check_app(L);
+    app *a = mw_app_check(L);
     luaL_checktype(L, 2, LUA_TTABLE);
     a->drain_seconds = option(L, "drain", 25);
     lua_getfield(L, 2, "once");
@@ -465,7 +246,7 @@ static int l_run(lua_State *L) {
     mw_error e;
     if (open_doors(a, L, &e)) {
         close_doors(a, L);
-        return failed(L, &e);
+        return mw_app_failed(L, &e);
     }
     a->running = true;
     mw_signal_start(a->loop, &a->term, SIGTERM, on_term);
@@ -493,7 +274,7 @@ static int l_run(lua_State *L) {
 }
 
 static int l_drain(lua_State *L) {
-    app *a = check_app(L);
+    app *a = mw_app_check(L);
     if (a->running)
         begin_drain(a);
     else
@@ -502,12 +283,12 @@ static int l_drain(lua_State *L) {
 }
 
 static int l_done(lua_State *L) {
-    lua_pushboolean(L, check_app(L)->drained);
+    lua_pushboolean(L, mw_app_check(L)->drained);
     return 1;
 }
 
 static int l_idle(lua_State *L) {
-    lua_pushboolean(L, mw_site_idle(check_app(L)->site));
+    lua_pushboolean(L, mw_site_idle(mw_app_check(L)->site));
     return 1;
 }
 
@@ -521,103 +302,6 @@ static int l_close(lua_State *L) {
     return 0;
 }
 
-/* ---- status ---- */
-
-static int l_status(lua_State *L) {
-    app *a = check_app(L);
-    mw_pipeline **list;
-    size_t count = mw_site_pipelines(a->site, &list);
-    lua_newtable(L);
-    for (size_t i = 0; i < count; i++) {
-        mw_report_status(L, list[i]);
-        lua_rawseti(L, -2, (int)i + 1);
-    }
-    free(list);
-    return 1;
-}
-
-/* connections() -> one table for each connection to a server */
-static int l_connections(lua_State *L) {
-    app *a = check_app(L);
-    mw_link **list;
-    size_t count = mw_site_links(a->site, &list);
-    lua_newtable(L);
-    for (size_t i = 0; i < count; i++) mw_report_connections(L, list[i], mw_loop_wall_ms(a->loop));
-    free(list);
-    return 1;
-}
-
-/* explain(text): for each pipeline what it knows of that key or message id */
-static int l_explain(lua_State *L) {
-    app *a = check_app(L);
-    size_t len;
-    const char *text = luaL_checklstring(L, 2, &len);
-    mw_pipeline **list;
-    size_t count = mw_site_pipelines(a->site, &list);
-    lua_newtable(L);
-    for (size_t i = 0; i < count; i++) {
-        mw_report_explain(L, list[i], text, len);
-        lua_rawseti(L, -2, (int)i + 1);
-    }
-    free(list);
-    return 1;
-}
-
-/* pause(name, paused) -> was there such a pipeline? One that drains takes nothing anyway. */
-static int l_pause(lua_State *L) {
-    app *a = check_app(L);
-    const char *name = luaL_checkstring(L, 2);
-    bool found = false;
-    mw_pipeline **list;
-    size_t count = mw_site_pipelines(a->site, &list);
-    for (size_t i = 0; i < count; i++) {
-        if (mw_pipeline_draining(list[i]) || strcmp(mw_pipeline_name(list[i]), name) != 0) continue;
-        mw_pipeline_pause(list[i], lua_toboolean(L, 3));
-        found = true;
-    }
-    free(list);
-    lua_pushboolean(L, found);
-    return 1;
-}
-
-/* trial() -> { generation, share, pipelines = { { name, messages, failures, old_messages, old_failures } } }
- * while a canary runs; nil */
-static int l_trial(lua_State *L) {
-    app *a = check_app(L);
-    mw_vm *vm = mw_site_trial(a->site);
-    if (!vm) return 0;
-    lua_newtable(L);
-    set_number(L, "generation", vm->generation);
-    lua_newtable(L);
-    for (size_t i = 0; i < mw_vm_plans(vm); i++) {
-        mw_pipeline *p = mw_vm_plan(vm, i)->p;
-        mw_trial_view v;
-        mw_pipeline_trial(p, &v);
-        lua_newtable(L);
-        lua_pushstring(L, mw_pipeline_name(p));
-        lua_setfield(L, -2, "name");
-        set_number(L, "share", v.share);
-        set_number(L, "messages", (double)v.messages);
-        set_number(L, "failures", (double)v.failures);
-        set_number(L, "old_messages", (double)v.old_messages);
-        set_number(L, "old_failures", (double)v.old_failures);
-        lua_rawseti(L, -2, (int)i + 1);
-    }
-    lua_setfield(L, -2, "pipelines");
-    return 1;
-}
-
-static int l_draining(lua_State *L) {
-    lua_pushboolean(L, mw_site_draining(check_app(L)->site));
-    return 1;
-}
-
-static int l_generation(lua_State *L) {
-    mw_vm *vm = mw_site_current(check_app(L)->site);
-    lua_pushnumber(L, vm ? vm->generation : 0);
-    return 1;
-}
-
 static lua_State *main_thread(lua_State *L) {
     lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.vm");
     mw_vm *vm = lua_touserdata(L, -1);
@@ -626,37 +310,16 @@ static lua_State *main_thread(lua_State *L) {
 }
 
 int mw_app_new(lua_State *L) {
-    static const luaL_Reg methods[] = {{"load", l_load},
-                                       {"start", l_start},
-                                       {"reload", l_reload},
-                                       {"prepare", l_prepare},
-                                       {"abandon", l_abandon},
-                                       {"commit", l_commit},
-                                       {"try", l_try},
-                                       {"promote", l_promote},
-                                       {"rollback", l_rollback},
-                                       {"trial", l_trial},
-                                       {"announce", l_announce},
-                                       {"beat", l_beat},
-                                       {"answer", l_answer},
-                                       {"draining", l_draining},
-                                       {"run", l_run},
-                                       {"drain", l_drain},
-                                       {"done", l_done},
-                                       {"idle", l_idle},
-                                       {"status", l_status},
-                                       {"generation", l_generation},
-                                       {"explain", l_explain},
-                                       {"pause", l_pause},
-                                       {"connections", l_connections},
-                                       {"close", l_close},
-                                       {"kill", l_close},
-                                       {"__gc", l_close},
-                                       {NULL, NULL}};
+    static const luaL_Reg life[] = {
+        {"run", l_run},     {"announce", l_announce}, {"beat", l_beat}, {"answer", l_answer},
+        {"drain", l_drain}, {"done", l_done},         {"idle", l_idle}, {"close", l_close},
+        {"kill", l_close},  {"__gc", l_close},        {NULL, NULL}};
     app *a = lua_newuserdata(L, sizeof *a);
     memset(a, 0, sizeof *a);
     if (luaL_newmetatable(L, "moonwire.app")) {
-        luaL_register(L, NULL, methods);
+        luaL_register(L, NULL, life);
+        luaL_register(L, NULL, mw_app_reload);
+        luaL_register(L, NULL, mw_app_views);
         lua_pushvalue(L, -1);
         lua_setfield(L, -2, "__index");
     }

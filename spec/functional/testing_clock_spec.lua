@@ -204,9 +204,11 @@ describe("the virtual clock", function()
     app:publish("orders", { id = 7, fails = 1 })
     app:run()
     assert.equal(1, #app:logs())
-    local all = app:logs { all = true }
-    assert.equal("the handler raised an error", all[2].text) -- with its trace
-    assert.equal("failed, will retry", all[3].text)
+    local texts = {} -- a connection of an earlier spec may log as well
+    for _, line in ipairs(app:logs { all = true }) do
+      if line.fields.pipeline == "orders" then texts[#texts + 1] = line.text end
+    end
+    assert.same({ "done", "the handler raised an error", "failed, will retry" }, texts) -- the second with its trace
   end)
 
   it("crashes between the handler and its ack", function()

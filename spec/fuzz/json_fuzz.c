@@ -2,12 +2,8 @@
  *   the parser only looks at the bytes it was given (they stand alone on the heap, where ASan sees one too
  * many); what it accepts becomes Lua values, encodes, parses again, and encodes to the same text; an error
  * has a text; lookups, with paths taken from the input, stay inside the doc. A second doc is used in turns
- * with the first, so that stale arena contents would show.
- *
- * clang -std=gnu11 -D_GNU_SOURCE -g -O1 -fno-strict-aliasing -fsanitize=fuzzer,address,undefined
- *   -fno-sanitize-recover=undefined -Iruntime $(pkg-config --cflags luajit) runtime/json/[a-z]*.c
- *   spec/fuzz/json_fuzz.c $(pkg-config --libs luajit) -lm -o /tmp/json_fuzz
- * (run it in the root: it loads lua/moonwire/json.lua) */
+ * with the first, so that stale arena contents would show. (run it in the root: it loads
+ * lua/moonwire/json.lua) */
 #include <lauxlib.h>
 #include <lualib.h>
 #include <stdio.h>

@@ -2,11 +2,7 @@
  * units and how the rest is split; the rest is what the server sends. Whatever it is: the parser only looks
  * at the bytes it was given (each piece stands alone on the heap, where ASan sees one too many); what it
  * hands out lies inside of them; split in any way, it says the same as in one piece; what it accepts and is
- *   written again parses to the same.
- *
- * clang -std=gnu11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
- * -Iruntime runtime/base/buf.c runtime/base/error.c runtime/drivers/redis/resp.c spec/fuzz/resp_fuzz.c -o
- * /tmp/resp_fuzz */
+ *   written again parses to the same. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,6 +3,7 @@
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 local json = require "moonwire.json"
+local patterns = require "moonwire.testing.patterns"
 
 local M = {}
 
@@ -42,36 +43,15 @@ end
 
 local function matcher(key)
   local method, url = key:match "^(%u+) (.*)$"
-  local pattern = (url or key):gsub("[%^%$%(%)%%%.%[%]%+%-%?]", "%%%0"):gsub("%*", ".*")
-  return { key = key, method = method, pattern = "^" .. pattern .. "$", stars = select(2, key:gsub("%*", "")) }
+  local pattern = "^" .. patterns.pattern(url or key) .. "$"
+  return function(request) return (not method or method == request.method) and request.url:find(pattern) ~= nil end
 end
 
+local function each(reply) return type(reply) == "table" and reply[1] ~= nil and reply or nil end
+
 local function by_pattern(answers)
-  local list, used = {}, {}
-  for key in pairs(answers) do
-    if type(key) ~= "string" then error("http: expected a table of \"METHOD URL\" = reply", 3) end
-    list[#list + 1] = matcher(key)
-  end
-  table.sort(list, function(a, b) -- the most exact first
-    if a.stars ~= b.stars then return a.stars < b.stars end
-    if #a.key ~= #b.key then return #a.key > #b.key end
-    return a.key < b.key
-  end)
-  local keys = {}
-  for i, m in ipairs(list) do keys[i] = m.key end
-  return function(request)
-    for _, m in ipairs(list) do
-      if (not m.method or m.method == request.method) and request.url:find(m.pattern) then
-        local reply = answers[m.key]
-        if type(reply) == "table" and reply[1] ~= nil then -- one after the other; the last one stays
-          used[m.key] = math.min((used[m.key] or 0) + 1, #reply)
-          reply = reply[used[m.key]]
-        end
-        if type(reply) == "function" then return reply(request) end
-        return reply
-      end
-    end
-  end, keys
+  local choose, keys = patterns.choose(answers, matcher, each, 'http: expected a table of "METHOD URL" = reply')
+  return function(request) return select(2, choose(request)) end, keys
 end
 
 ---@param answers fun(request: table): any|table<string, any>

@@ -2,6 +2,7 @@
 --- in C (runtime/drivers/redis/calls.c) and are answered here between two steps of the loop.
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
+local patterns = require "moonwire.testing.patterns"
 
 local M = {}
 
@@ -23,36 +24,22 @@ end
 -- ---- patterns: "GET user:*", "INCR" ----
 
 local function matcher(key)
-  local pattern = key:gsub("[%^%$%(%)%%%.%[%]%+%-%?]", "%%%0"):gsub("%*", ".*")
-  local stars = select(2, key:gsub("%*", ""))
-  return { key = key, whole = "^" .. pattern .. "$", begin = "^" .. pattern .. " ", stars = stars }
-end
-
-local function by_pattern(answers)
-  local list, used = {}, {}
-  for key in pairs(answers) do
-    if type(key) ~= "string" then error('redis: expected a table of "COMMAND arguments" = answer', 3) end
-    list[#list + 1] = matcher(key)
-  end
-  table.sort(list, function(a, b) -- the most exact first
-    if a.stars ~= b.stars then return a.stars < b.stars end
-    if #a.key ~= #b.key then return #a.key > #b.key end
-    return a.key < b.key
-  end)
+  local pattern = patterns.pattern(key)
+  local whole, begin = "^" .. pattern .. "$", "^" .. pattern .. " "
   return function(command)
     local line = table.concat(command, " ")
-    for _, m in ipairs(list) do
-      if line:find(m.whole) or line:find(m.begin) then
-        local answer = answers[m.key]
-        if type(answer) == "table" and answer.each then -- one after the other; the last one stays
-          used[m.key] = math.min((used[m.key] or 0) + 1, #answer.each)
-          answer = answer.each[used[m.key]]
-        end
-        if type(answer) == "function" then return answer(command) end
-        return answer
-      end
-    end
-    return { unexpected = line }
+    return line:find(whole) ~= nil or line:find(begin) ~= nil
+  end
+end
+
+local function each(answer) return type(answer) == "table" and answer.each or nil end
+
+local function by_pattern(answers)
+  local choose = patterns.choose(answers, matcher, each, 'redis: expected a table of "COMMAND arguments" = answer')
+  return function(command)
+    local found, answer = choose(command)
+    if not found then return { unexpected = table.concat(command, " ") } end
+    return answer
   end
 end
 

@@ -415,7 +415,7 @@ bool kafka_marks_read(kafka_marks *m, const char *text, size_t len) {
     mw_buf bytes = {0}, wanted = {0};
     reader r = {.bad = !from_text(text, len, &bytes)};
     r.at = (const unsigned char *)bytes.data;
-    r.end = r.at + bytes.len;
+    r.end = bytes.len ? r.at + bytes.len : r.at;
     if (!r.bad) {
         int64_t base = (int64_t)get(&r);
         read_ranges(m, &r);
@@ -439,7 +439,7 @@ bool kafka_marks_read_done(kafka_marks *m, const char *text, size_t len) {
     mw_buf bytes = {0};
     reader r = {.bad = !from_text(text, len, &bytes)};
     r.at = (const unsigned char *)bytes.data;
-    r.end = r.at + bytes.len;
+    r.end = bytes.len ? r.at + bytes.len : r.at;
     if (!r.bad) {
         get(&r);
         read_ranges(m, &r);

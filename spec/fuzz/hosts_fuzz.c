@@ -1,10 +1,5 @@
-/* stream_fuzz.c - libFuzzer target: the parser of host lists, and as a pattern for the parsers of drivers the
- * example of frames.h, fed as a stream feeds it.
- *
- * clang -std=gnu11 -D_GNU_SOURCE -g -O1 -fno-strict-aliasing -fsanitize=fuzzer,address,undefined
- *   -fno-sanitize-recover=undefined -Iruntime spec/fuzz/stream_fuzz.c runtime/net/hosts.c
- * runtime/base/error.c -o /tmp/stream_fuzz && /tmp/stream_fuzz -max_total_time=60 (Debian: clang,
- * libclang-rt-dev) */
+/* hosts_fuzz.c - libFuzzer target: the parser of host lists, and as a pattern for the parsers of drivers the
+ * example of frames.h, fed as a stream feeds it. */
 #include "frames.h"
 #include "net/hosts.h"
 
