@@ -353,7 +353,8 @@ case("order-key", "per key in order, one at a time, through random failures", fu
 end)
 
 case("order-key-flows", "other keys flow while one waits for its retry", function(h)
-  h:start { settings = "retry = { backoff = 'fixed', base = 0.8, jitter = 0 },", handler = [[
+  local settings = ("retry = { backoff = 'fixed', base = %g, jitter = 0 },"):format(0.8 * h.late)
+  h:start { settings = settings, handler = [[
     function M.handle(msg)
       trace("try", msg)
       if msg.id == "a1" and msg.attempt == 1 then error("later", 0) end
