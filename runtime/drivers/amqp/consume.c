@@ -223,6 +223,7 @@ static void came(rmq_chan *chan, rmq_content *k) {
         drop(s, k->tag, m, first);
         return;
     }
+    s->unmet += m && rmq_entry_of(s, k->tag)->redelivered;
     if (!m) {
         if (s->place && e.has_offset) rmq_place_done(s->place, e.offset);
         refuse(s, k->tag);
@@ -235,7 +236,6 @@ static void came(rmq_chan *chan, rmq_content *k) {
                       .first_error = mw_text_ref(first)};
     mw_buf_add(&s->waiting, &in, sizeof in);
     s->waiting_bytes += mw_message_size(m);
-    s->unmet += entry.redelivered;
     s->activity++;
     if (entry.failures && s->delayed) s->delayed--;
 }
