@@ -510,10 +510,16 @@ end }
   end)
 
   -- The headers of the first message of a queue, as the broker sees them, without those that are ours. Takes it.
+  -- Whoever has just looked at it may hold it for a moment still.
   local function raw_headers(h, queue)
     return queue_eval(h, queue, [[
-      States = rabbit_queue_type:init(),
-      {ok, _, {_, _, _, _, Message}, _} = rabbit_amqqueue:basic_get(Q, true, self(), <<"spec">>, States),
+      Get = fun Get(Tries) ->
+        case rabbit_amqqueue:basic_get(Q, true, self(), <<"spec">>, rabbit_queue_type:init()) of
+          {ok, _, {_, _, _, _, Found}, _} -> Found;
+          {empty, _} when Tries > 0 -> timer:sleep(50), Get(Tries - 1)
+        end
+      end,
+      Message = Get(100),
       Content = rabbit_binary_parser:ensure_content_decoded(element(4, Message)),
       lists:sort([H || H <- element(4, element(3, Content)),
         binary:match(element(1, H), [<<"mw-">>, <<"x-">>]) == nomatch])]])
