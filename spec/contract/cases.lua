@@ -354,7 +354,8 @@ case("order-key", "per key in order, one at a time, through random failures", fu
 end)
 
 case("order-key-flows", "other keys flow while one waits for its retry", function(h)
-  h:start { settings = "retry = { backoff = 'fixed', base = 0.8, jitter = 0 },", handler = [[
+  local settings = ("retry = { backoff = 'fixed', base = %g, jitter = 0 },"):format(0.8 * h.late)
+  h:start { settings = settings, handler = [[
     function M.handle(msg)
       trace("try", msg)
       if msg.id == "a1" and msg.attempt == 1 then error("later", 0) end
@@ -664,13 +665,13 @@ local function assert_only_late(h)
 end
 
 case("fence", "a verdict that comes after the message was taken away is discarded and counted", function(h)
-  local worker = h:start { settings = "lease = 1, timeout = 60, concurrency = 4,", handler = [[
+  local worker = h:start { settings = "lease = 1, timeout = 60, concurrency = 4,", handler = ([[
     function M.handle(msg)
       trace("begin", msg)
       mw.publish("out", "x", { id = "out-" .. msg.attempt })
-      if msg.attempt == 1 then mw.sleep(0.6) end
+      if msg.attempt == 1 then mw.sleep(%g) end
       trace("done", msg)
-    end]] }
+    end]]):format(0.6 * h.late) }
   h:publish { { "x", id = "m1", key = "a" } }
   h:wait_for("begin", 1)
   h:noted()
@@ -684,12 +685,12 @@ end)
 
 case("fence-dedupe", "a late verdict does not make the message look handled: it is, by the next worker", function(h)
   local clock = require "spec.support.wait"
-  local worker = h:start { settings = "lease = 1, timeout = 60, dedupe = true,", handler = [[
+  local worker = h:start { settings = "lease = 1, timeout = 60, dedupe = true,", handler = ([[
     function M.handle(msg)
       trace("begin", msg)
       mw.publish("out", "x", { id = "out-" .. msg.attempt })
-      if msg.attempt == 1 then mw.sleep(0.5) end
-    end]] }
+      if msg.attempt == 1 then mw.sleep(%g) end
+    end]]):format(0.5 * h.late) }
   h:publish { { "x", id = "m1", key = "a" } }
   h:wait_for("begin", 1)
   h:noted()

@@ -55,7 +55,7 @@ M.classic = entry("rabbitmq", function(server, vhost) return rabbitmq.url(server
 
 M.quorum = entry("rabbitmq-quorum", function(server, vhost)
   return rabbitmq.url(server, vhost, "?heartbeat=1&queue_type=quorum&single_active=true")
-end, { few = 0.2, late = 4 }) -- each write of a quorum queue waits for the disk
+end, { few = 0.2, late = 4, notes = 0.6 }) -- each write of a quorum queue waits for the disk
 
 M.tls = entry("rabbitmq-tls", function(server, vhost)
   return rabbitmq.tls_url(server, vhost, "&heartbeat=1&max_priority=9")

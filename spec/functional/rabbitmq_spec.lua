@@ -282,6 +282,20 @@ broker:topology { exchanges = { e = {} }, queues = { q = {} },
     assert.equal(1, #h.broker:messages "one")
   end)
 
+  it("does not complain about what a channel leaves to the topology", function()
+    local h = new()
+    local text = [[
+broker:topology { queues = { certain = { type = "quorum", single_active = true, delivery_limit = 7,
+                                         max_length = 1000 } } }
+mw.pipeline "certain" { from = broker:channel("certain", { type = "quorum", single_active = true }), order = "key",
+                        handler = "handlers.p" }]]
+    topology(h, project(text:gsub('"handlers.p"', "function() end")), "apply")
+    local worker = h:start { more = text, handler = [[function M.handle(msg) trace("done", msg) end]] }
+    h:publish("certain", { { "x", id = "m1" } })
+    h:wait_for("done", 1, 20)
+    assert.is_nil(worker.child:stderr():find("not as declared", 1, true))
+  end)
+
   it("reads an exclusive queue, that goes with its connection", function()
     local h = new()
     h:start { handler = [[function M.handle(msg) trace("done", msg) end]],

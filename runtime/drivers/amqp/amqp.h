@@ -202,14 +202,15 @@ struct rmq_sub {
         RMQ_FINDING,
         RMQ_COMPARING, /* it is there: as its options say? */
         RMQ_MAKING,
-        RMQ_LOCKING, /* streams: one consumer for each group ... */
-        RMQ_READING, /* ... reads where that has got to */
+        RMQ_LOCKING, /* streams: one consumer for each group; order = "none": one has the journal */
+        RMQ_READING, /* streams: where the group has got to */
         RMQ_TUNING_IN,
         RMQ_RUNNING,
         RMQ_STOPPING
     } step;
     bool missing, paused, closing, held, standby;
     bool compared, told_differs;
+    bool without;  /* another process has the journal */
     bool keeps;    /* retries wait here: there is no queue for them, nor may one be made */
     int told_code; /* the broker's last reason that was logged; 0: it runs */
     uint32_t unit; /* one per channel that was opened: tags die with it */
@@ -230,6 +231,7 @@ struct rmq_sub {
 
     mw_buf waiting; /* of mw_incoming: no room in the core yet */
     size_t waiting_at, waiting_bytes;
+    uint32_t unmet;   /* of them came before, and their history is not known yet */
     bool careful;     /* there are suspects: one of them at a time, with nothing beside it */
     uint64_t alone;   /* the tag of the one that runs, or is next; 0: none */
     bool alone_ready; /* it is noted as begun, and goes when that stands */
@@ -244,7 +246,7 @@ struct rmq_sub {
     uint64_t delayed_until;
     uint64_t asked_ms, asked_at, activity;
     bool depth_known, asking, fresh; /* fresh: nothing has happened since the broker said so */
-    rmq_journal *journal;            /* NULL: order = "none", and not a stream */
+    rmq_journal *journal;            /* NULL: the queue's name is too long for it */
 };
 
 mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e);
@@ -268,8 +270,9 @@ void rmq_answers_free(rmq_sub *s);
 /* journal.c: see there */
 rmq_journal *rmq_journal_new(rmq_sub *s);
 void rmq_journal_free(rmq_journal *j);       /* NULL is fine */
-bool rmq_journal_mute(const rmq_journal *j); /* it stands in memory only */
-void rmq_journal_reset(rmq_journal *j);      /* the deliveries it knew are gone */
+bool rmq_journal_mute(const rmq_journal *j); /* it stands in memory only, or is another's */
+void rmq_journal_silence(rmq_journal *j, bool mute);
+void rmq_journal_reset(rmq_journal *j); /* the deliveries it knew are gone */
 bool rmq_journal_loaded(
     rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
 void rmq_journal_meet(rmq_journal *j,

@@ -56,6 +56,7 @@ void rmq_window_clear(rmq_sub *s) {
     }
     s->waiting.len = 0;
     s->waiting_at = s->waiting_bytes = 0;
+    s->unmet = 0;
     s->careful = s->alone_ready = false;
     s->alone = 0;
 }
@@ -74,13 +75,14 @@ static void hold(rmq_sub *s, bool on) {
 static bool history_known(rmq_sub *s) {
     if (!s->journal) return true;
     mw_incoming *w = (mw_incoming *)(void *)s->waiting.data;
-    for (size_t i = s->waiting_at; i < s->waiting.len / sizeof *w; i++) {
+    for (size_t i = s->waiting_at; s->unmet && i < s->waiting.len / sizeof *w; i++) {
         rmq_entry *e = rmq_entry_of(s, w[i].tag);
         if (!e || !e->redelivered) continue;
         if (!rmq_journal_loaded(s->journal)) return false;
         rmq_journal_meet(s->journal, &w[i]);
         e->failures = w[i].attempt - 1;
         e->redelivered = false;
+        s->unmet--;
     }
     return rmq_journal_stands(s->journal);
 }
@@ -223,6 +225,7 @@ static void came(rmq_chan *chan, rmq_content *k) {
         drop(s, k->tag, m, first);
         return;
     }
+    s->unmet += m && rmq_entry_of(s, k->tag)->redelivered;
     if (!m) {
         if (s->place && e.has_offset) rmq_place_done(s->place, e.offset);
         refuse(s, k->tag);
@@ -264,11 +267,14 @@ static void compare(rmq_sub *s) {
     rmq_line_send(s->line);
 }
 
-/* What differs is theirs to decide, as long as the order does not hang on it: others could read beside us. */
+/* What differs is theirs to decide, as long as the order does not hang on it: others could read beside us.
+ * What was not said here does not differ; the topology, or somebody else, has said more. */
 static void differs(rmq_sub *s, const mw_error *why) {
-    bool fatal = s->order != MW_ORDER_NONE && rmq_options_of(s->conn, s->queue)->single_active;
+    bool vital = strstr(why->text, "'x-single-active-consumer'") || strstr(why->text, "'x-queue-type'");
+    bool fatal = vital && s->order != MW_ORDER_NONE && rmq_options_of(s->conn, s->queue)->single_active;
     s->compared = !fatal;
     if (fatal) s->wait_ms = AGAIN_MS;
+    if (!vital && strstr(why->text, "received none")) return;
     if (s->told_differs) return;
     s->told_differs = true;
     mw_log_begin(
@@ -286,12 +292,19 @@ static bool exclusive(const rmq_sub *s) {
     return s->order != MW_ORDER_NONE && !rmq_options_of(s->conn, s->queue)->single_active;
 }
 
+static bool needs_lock(const rmq_sub *s) {
+    return s->place || (s->journal && s->order == MW_ORDER_NONE && !s->keeps && !s->without);
+}
+
 /* A stream has no exclusive consumers, but a queue can be one connection's own, and goes with it: whoever has
- * the one of this name reads for the group. */
+ * the one of this name reads for the group. Where all may read, it has the journal. */
 static void lock(rmq_sub *s) {
     char name[300];
     s->step = RMQ_LOCKING;
-    snprintf(name, sizeof name, "mw.lock.%s@%s", s->group, s->queue);
+    if (s->place)
+        snprintf(name, sizeof name, "mw.lock.%s@%s", s->group, s->queue);
+    else
+        snprintf(name, sizeof name, "mw.lock.%s", s->queue);
     mw_buf *b = rmq_line_out(s->line);
     size_t f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_QUEUE_DECLARE);
     rmq_put_u16(b, 0);
@@ -380,6 +393,9 @@ static void opened(rmq_chan *chan) {
 static void why_closed(rmq_sub *s, int code, const mw_error *why) {
     if (code == 404 && s->step == RMQ_FINDING && s->conn->declare == RMQ_DECLARE_AUTO) {
         s->missing = true;
+    } else if (code && s->step == RMQ_LOCKING && !s->place) {
+        s->without = true;
+        rmq_journal_silence(s->journal, true);
     } else if ((code == 403 && strstr(why->text, "exclusive")) || (code == 405 && s->step == RMQ_LOCKING)) {
         if (!s->standby) {
             mw_log_begin(MW_INFO, s->place ? "another consumer reads for the group; standing by"
@@ -437,10 +453,12 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
                (s->step == RMQ_FINDING || s->step == RMQ_COMPARING || s->step == RMQ_MAKING)) {
         s->missing = false;
         s->compared = true;
-        if (s->place)
+        if (needs_lock(s))
             lock(s);
         else
             consume(s);
+    } else if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_LOCKING && !s->place) {
+        consume(s);
     } else if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_LOCKING) {
         s->step = RMQ_READING;
         rmq_sub_pump(s);
@@ -464,6 +482,8 @@ static const rmq_chan_events chan_events = {
 
 static void up(void *owner) {
     rmq_sub *s = owner;
+    if (s->without) rmq_journal_silence(s->journal, false); /* whoever had it may be gone */
+    s->without = false;
     if (!s->conn->told_up) s->host->state(s->conn->link, true, NULL);
     s->conn->told_up = true;
     s->conn->told_down = false;
@@ -562,7 +582,8 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     s->newest = !spec->from_start;
     if (stream) s->place = rmq_place_new();
     s->keeps = c->declare == RMQ_DECLARE_PASSIVE;
-    if (s->order != MW_ORDER_NONE || stream || s->keeps) s->journal = rmq_journal_new(s);
+    bool fits = strlen(s->queue) <= 255 - strlen("mw.journal.");
+    if (s->order != MW_ORDER_NONE || stream || s->keeps || fits) s->journal = rmq_journal_new(s);
     rmq_chan_add(s->line, &s->chan, RMQ_CHAN_CONSUME, &chan_events, s);
     s->next = c->subs;
     c->subs = s;
@@ -574,7 +595,7 @@ void rmq_resume(mw_sub *sub) { rmq_sub_pump((rmq_sub *)sub); }
 void rmq_begin(mw_sub *sub, uint64_t tag, uint32_t unit) {
     rmq_sub *s = (rmq_sub *)sub;
     rmq_entry *e = s->journal && unit == s->unit ? rmq_entry_of(s, tag) : NULL;
-    if (!e) return;
+    if (!e || rmq_journal_mute(s->journal)) return;
     e->begun = true;
     rmq_journal_begin(s->journal, tag);
 }

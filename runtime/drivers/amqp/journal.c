@@ -1,15 +1,18 @@
-/* journal.c - what a crash must not forget of a queue that is read in order. There a failed message stays
- * where it is (its lane must not move), and AMQP has no place to write on a message that stays. So what is
- * known about such messages stands in a queue beside it, "mw.journal.QUEUE", that keeps one message: the
- * newest state of all of them. Only the one consumer of the queue writes it, and only when there is something
- * to remember:
+/* journal.c - what a crash must not forget of a queue. A failed message that is read in order stays where it
+ * is (its lane must not move), and so does one that kills its process; AMQP has no place to write on a
+ * message that stays. So what is known about such messages stands in a queue beside it, "mw.journal.QUEUE",
+ * that keeps one message: the newest state of all of them. One consumer of the queue writes it, and only when
+ * there is something to remember:
  *
- *   failures, due time, first error   of a message that waits here for its next attempt
- *   begun                             a handler has it for more than a turn of the loop; dead with us, it
- * counts met                               it came a second time although nothing was known of it; a third
- * time it is a suspect, and runs alone (consume.c)
+ *   failures, due time, first error: of a message that waits here for its next attempt
+ *   begun: a handler has it for more than a turn of the loop; dead with us, it counts
+ *   met: it came a second time although nothing was known of it; a third time it is a suspect, and runs alone
+ *   (consume.c)
  *
  * A handler that ends within its turn, which is the rule, costs nothing here.
+ *
+ * With order = "none" several processes read the queue. One of them has the journal (consume.c: lock) and
+ * counts; for the others it is mute, as if there were none.
  *
  * Where nothing may be declared (declare=passive) and the queue is not there it is mute: kept in memory only,
  * for retries that wait here. */
@@ -81,6 +84,8 @@ rmq_journal *rmq_journal_new(rmq_sub *s) {
 }
 
 bool rmq_journal_mute(const rmq_journal *j) { return j->mute; }
+
+void rmq_journal_silence(rmq_journal *j, bool mute) { j->mute = mute; }
 
 /* ---- notes ---- */
 
