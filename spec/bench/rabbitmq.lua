@@ -21,7 +21,7 @@ if kind == "publish" then
   local left = count - 1
   local wall, cpu = bench.timed(function()
     while left > 0 and F.mw_bench_unconfirmed() < 1000 do
-      local n = math.min(left, 100)
+      local n = math.min(left, 100, 1000 - F.mw_bench_unconfirmed())
       F.mw_bench_publish(link, "in", n, 1000, body, true)
       left = left - n
     end

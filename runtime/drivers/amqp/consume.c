@@ -425,7 +425,7 @@ static void closed(rmq_chan *chan, int code, const mw_error *why) {
     uint32_t unit = s->unit;
     why_closed(s, code, why);
     s->step = RMQ_ASLEEP;
-    s->held = false;
+    s->held = s->resting = false;
     mw_timer_stop(&s->again);
     bool any = s->top > s->base;
     rmq_window_clear(s);
@@ -508,7 +508,7 @@ static void pace(rmq_sub *s) {
     if (s->resting)
         s->resting = s->came >= BUSY && s->came <= s->prefetch / 4;
     else
-        s->resting = s->looks >= BUSY && s->came <= s->prefetch / 16;
+        s->resting = s->looks >= BUSY && s->came && s->came <= s->prefetch / 16;
     s->came = 0;
     if (s->resting) mw_stream_rest(s->line->stream, REST_MS);
 }

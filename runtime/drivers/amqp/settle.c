@@ -1,4 +1,4 @@
-/* settle.c - what becomes of deliveries at the broker. Acks gather for a few milliseconds: the unbroken run
+/* settle.c - what becomes of deliveries at the broker. Acks gather for a millisecond: the unbroken run
  * at the low end of the window goes as one "multiple" ack, the others one by one, all of it in one write. A
  * retry is a copy in a delay tier that the broker has confirmed, then an ack; a held retry stays where it is,
  * and the journal remembers it. */
@@ -7,7 +7,7 @@
 
 #include "drivers/amqp/amqp.h"
 
-enum { DELAYED_SPARE_MS = 2000, ACK_MS = 3, ACK_MOST = 256 };
+enum { DELAYED_SPARE_MS = 2000, ACK_MS = 1, ACK_MOST = 100 };
 
 typedef struct rmq_answer {
     void *cookie;
@@ -99,10 +99,12 @@ static uint64_t advance(rmq_sub *s, size_t *count) {
 static void ack_late(mw_timer *t) { rmq_write_acks(mw_container_of(t, rmq_sub, ack_soon)); }
 
 /* A broker that gets an ack for each few messages sends them in fews, and both sides spend their time on
- * system calls. */
+ * system calls. One that waits long for an ack has sent all of the prefetch and stands still: acks of 256, or
+ * after 3 ms, cost a tenth of the rate. While the line rests between reads, messages come and are done a
+ * millisecond's worth at a time: the next ack is due then, without a timer. */
 static void gather_acks(rmq_sub *s) {
     size_t n = s->done.len / sizeof(uint64_t);
-    if (n >= s->prefetch / 4 || n >= ACK_MOST)
+    if (s->resting || n >= s->prefetch / 4 || n >= ACK_MOST)
         rmq_write_acks(s);
     else if (n && !mw_timer_running(&s->ack_soon))
         mw_timer_start_real(s->conn->loop, &s->ack_soon, ACK_MS, ack_late);

@@ -1,56 +1,11 @@
 #include "drivers/amqp/wire.h"
 
-#include <endian.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 /* ---- reading ---- */
-
-static inline const unsigned char *take(rmq_reader *r, size_t n) {
-    if (r->bad || (size_t)(r->end - r->at) < n) {
-        r->bad = true;
-        return NULL;
-    }
-    const unsigned char *p = r->at;
-    r->at += n;
-    return p;
-}
-
-uint8_t rmq_u8(rmq_reader *r) {
-    const unsigned char *p = take(r, 1);
-    return p ? *p : 0;
-}
-
-uint16_t rmq_u16(rmq_reader *r) {
-    const unsigned char *p = take(r, 2);
-    return p ? (uint16_t)(p[0] << 8 | p[1]) : 0;
-}
-
-uint32_t rmq_u32(rmq_reader *r) {
-    const unsigned char *p = take(r, 4);
-    uint32_t v;
-    if (!p) return 0;
-    memcpy(&v, p, sizeof v);
-    return be32toh(v);
-}
-
-uint64_t rmq_u64(rmq_reader *r) {
-    const unsigned char *p = take(r, 8);
-    uint64_t v;
-    if (!p) return 0;
-    memcpy(&v, p, sizeof v);
-    return be64toh(v);
-}
-
-static rmq_str text_of(rmq_reader *r, size_t len) {
-    const unsigned char *p = take(r, len);
-    return p ? (rmq_str){(const char *)p, len} : (rmq_str){"", 0};
-}
-
-rmq_str rmq_short(rmq_reader *r) { return text_of(r, rmq_u8(r)); }
-rmq_str rmq_long(rmq_reader *r) { return text_of(r, rmq_u32(r)); }
 
 rmq_reader rmq_table(rmq_reader *r) {
     rmq_str s = rmq_long(r);
