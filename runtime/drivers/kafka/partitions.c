@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "drivers/kafka/kafka.h"
 
-enum { BATCH = 256, SHARE = 64, TOPIC_SHIFT = 24, HEAVY = 1024 };
+enum { BATCH = 256, SHARE = 128, TOPIC_SHIFT = 24, HEAVY = 1024 };
 enum { SPAN_MAX = 100000 }; /* between the mark and the newest: what is remembered beyond the mark */
 
 static uint64_t tag_of(const kafka_part *p, int64_t offset) {
