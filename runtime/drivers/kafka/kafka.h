@@ -187,6 +187,7 @@ void kafka_committed(kafka_sub *s, rd_kafka_event_t *ev);
 void kafka_commit_ended(kafka_sub *s, rd_kafka_resp_err_t err);
 void kafka_commit_forget(kafka_sub *s, const kafka_part *p); /* its settlements are fenced */
 bool kafka_commit_idle(const kafka_sub *s);
+bool kafka_commit_late(const kafka_sub *s); /* what is handled now may have to be repeated */
 
 /* rebalance.c */
 void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev);

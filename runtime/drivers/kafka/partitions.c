@@ -181,7 +181,7 @@ static size_t take(kafka_part *p, mw_incoming *in, size_t most, size_t *bytes) {
 size_t kafka_parts_deliver(kafka_sub *s) {
     mw_incoming in[BATCH];
     size_t bytes, n = 0, idle = 0;
-    if (s->paused || !s->part_count) return 0;
+    if (s->paused || !s->part_count || kafka_commit_late(s)) return 0;
     size_t most = s->conn->host->room(s->source, &bytes);
     if (most > BATCH) most = BATCH;
     while (n < most && bytes && idle < s->part_count) {
