@@ -65,14 +65,16 @@ static void grow(mw_map *m) {
     mw_map_free(&old);
 }
 
-void mw_map_put(mw_map *m, uint64_t key, void *value) {
+void **mw_map_place(mw_map *m, uint64_t key) {
     if (m->count * 4 >= m->capacity * 3) grow(m);
     uint32_t i = home(m, key);
     while (m->keys[i] && m->keys[i] != key) i = (i + 1) & (m->capacity - 1);
     if (!m->keys[i]) m->count++;
     m->keys[i] = key;
-    m->values[i] = value;
+    return &m->values[i];
 }
+
+void mw_map_put(mw_map *m, uint64_t key, void *value) { *mw_map_place(m, key) = value; }
 
 void *mw_map_remove(mw_map *m, uint64_t key) {
     if (!m->capacity) return NULL;

@@ -14,8 +14,10 @@ typedef struct mw_map {
     uint32_t count;
 } mw_map; /* zero-initialised is empty */
 
-void *mw_map_get(const mw_map *m, uint64_t key);                 /* NULL when absent */
-void mw_map_put(mw_map *m, uint64_t key, void *value);           /* replaces; key and value are not 0 */
+void *mw_map_get(const mw_map *m, uint64_t key);       /* NULL when absent */
+void mw_map_put(mw_map *m, uint64_t key, void *value); /* replaces; key and value are not 0 */
+void **mw_map_place(mw_map *m,
+                    uint64_t key); /* where its value stands, NULL when it is new: to be set at once */
 void *mw_map_remove(mw_map *m, uint64_t key);                    /* what stood there, or NULL */
 void *mw_map_next(const mw_map *m, uint32_t *at, uint64_t *key); /* start with *at = 0; NULL at the end */
 void mw_map_free(mw_map *m);

@@ -86,7 +86,7 @@ static void *new_space(size_t size) {
 
 static void free_space(void *space, size_t size) {
     size_t class = (size - 1) / STEP;
-    if (class >= CLASSES || kept.bytes >= KEPT_MAX) {
+    if (class >= CLASSES || kept.bytes + size > KEPT_MAX) {
         free(space);
         return;
     }

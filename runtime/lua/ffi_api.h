@@ -41,6 +41,8 @@ void mw_delivery_duplicate(struct mw_delivery *d);
 void mw_delivery_busy(struct mw_delivery *d);
 uint32_t mw_delivery_attempt(const struct mw_delivery *d);
 struct mw_message *mw_delivery_message(const struct mw_delivery *d);
+void mw_delivery_parts(const struct mw_delivery *d, mw_parts *out); /* of its message */
+void mw_delivery_known(const struct mw_delivery *d, mw_parts *out); /* likewise, see mw_message_known */
 int mw_delivery_publish(struct mw_delivery *d, struct mw_link *l, const char *channel, struct mw_message *m,
                         int64_t delay_ms);
 void mw_vm_claim(struct mw_vm *vm, struct mw_delivery *d, const char *key, size_t len, double waiter);

@@ -7,16 +7,15 @@
 #include "pipeline/defs.h"
 
 static mw_lane *lane_of(mw_pipeline *p, uint64_t key) {
-    mw_lane *l = mw_map_get(&p->lanes, key);
-    if (l) return l;
-    l = p->free_lanes;
+    void **place = mw_map_place(&p->lanes, key);
+    if (*place) return *place;
+    mw_lane *l = p->free_lanes;
     if (l)
         p->free_lanes = l->next_free;
     else if (!(l = malloc(sizeof *l)))
         abort();
     *l = (mw_lane){.key = key};
-    mw_map_put(&p->lanes, key, l);
-    return l;
+    return *place = l;
 }
 
 static void drop_lane(mw_pipeline *p, mw_lane *l) {

@@ -229,6 +229,8 @@ void mw_pipeline_counters(const mw_pipeline *p, mw_counters *out) { *out = p->ta
 uint32_t mw_pipeline_in_flight(const mw_pipeline *p) { return p->in_flight; }
 uint32_t mw_pipeline_running(const mw_pipeline *p) { return p->running; }
 mw_message *mw_delivery_message(const mw_delivery *d) { return d->msg; }
+void mw_delivery_parts(const mw_delivery *d, mw_parts *out) { mw_message_parts(d->msg, out); }
+void mw_delivery_known(const mw_delivery *d, mw_parts *out) { mw_message_known(d->msg, out); }
 
 const char *mw_delivery_name(const mw_delivery *d, char space[MW_NAME_SPACE], size_t *len) {
     const mw_pipeline *p = d->pipeline;

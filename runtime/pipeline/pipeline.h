@@ -103,6 +103,9 @@ int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_m
 void mw_delivery_claim(mw_delivery *d, const char *key, size_t len, mw_claimant *c);
 
 mw_message *mw_delivery_message(const mw_delivery *d); /* NULL: handled already, and forgotten */
+/* [lua] mw_message_parts and mw_message_known of its message. */
+void mw_delivery_parts(const mw_delivery *d, mw_parts *out);
+void mw_delivery_known(const mw_delivery *d, mw_parts *out);
 /* What it is called, without reading anything: its place, where the driver tells it, or its id. The same at
  * every delivery. `space` is for the former. */
 enum { MW_NAME_SPACE = 320 };

@@ -208,6 +208,30 @@ describe("kafka", function()
     for i, m in ipairs(found) do assert.equal("m" .. i, m.id) end
   end)
 
+  it("gives every message its own id and headers, however late they are asked for", function()
+    local h = new { name = "late", partitions = 1 }
+    local list = {}
+    for i = 1, 60 do -- the later ones have large headers
+      list[i] = { "x", id = "m" .. i, key = "k" .. i,
+                  headers = { mine = "v" .. i, long = i > 30 and ("l"):rep(3000) or "" } }
+    end
+    h:publish(list)
+    h:start { settings = "concurrency = 100,", handler = [[
+      function M.handle(msg)
+        if tonumber(msg.key:match "%d+") % 2 == 0 then mw.sleep(2.5) end -- long enough to be read by itself
+        mw.publish("out", msg:header "mine", { id = msg.id, headers = { long = tostring(#msg:header "long") } })
+      end]] }
+    h:wait(function() return #h:messages "out" == 60 end, 30, "all of them")
+    local seen = {}
+    for _, m in ipairs(h:messages "out") do
+      local i = tonumber(m.id:match "^m(%d+)$")
+      assert.equal("v" .. i, m.body)
+      assert.equal(i > 30 and "3000" or "0", m.headers.long)
+      seen[i] = true
+    end
+    assert.equal(60, #seen)
+  end)
+
   it("is told of a tombstone, and passes it on", function()
     local h = new { name = "tombstone", partitions = 1 }
     h:start { handler = [[

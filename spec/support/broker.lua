@@ -84,7 +84,7 @@ end
 local FIELDS = { "id", "body", "key", "headers", "time", "type", "priority" }
 
 local function plain(record, place, due_ms)
-  local view = message.wrap(record, 1, {})
+  local view = message.view(record)
   local copy = { position = place, due = due_ms > 0 and due_ms / 1000 or nil }
   for _, name in ipairs(FIELDS) do copy[name] = view[name] end
   message.seal(view)

@@ -111,6 +111,11 @@ static void fake_dedupe(mw_conn *c, const mw_dedupe *list, size_t count) {
     }
 }
 
+static size_t fake_locate(const mw_sub *s, uint64_t tag, uint32_t unit, char *out, size_t size) {
+    (void)s;
+    return (size_t)snprintf(out, size, "place-%u-%llu", unit, (unsigned long long)tag);
+}
+
 enum { QUEUE = MW_CAN_RETRY | MW_CAN_PARK | MW_CAN_DEDUPE | MW_CAN_PRIORITY };
 static mw_driver fake_driver = {
     .name = "fake",
@@ -176,6 +181,8 @@ static void prepare(void) {
     memset(&fake, 0, sizeof fake);
     ready_events = expired_events = closed_events = 0;
     fake_driver.can = QUEUE;
+    fake_driver.handled_buffers = 0;
+    fake_driver.locate = NULL;
     from = new_link("memory:from");
     other = new_link("memory:other");
     spec = (mw_pipeline_spec){.name = "orders",
@@ -1516,6 +1523,55 @@ static void buffer_counts(void) {
     end();
 }
 
+/* A driver that answers by commits: what is handled waits for them beside the buffer, up to a bound. */
+static void buffer_handled(void) {
+    prepare();
+    spec.buffer_count = 10;
+    fake_driver.handled_buffers = 2;
+    fake_driver.locate = fake_locate; /* so the message goes with the ack */
+    start();
+    size_t bytes;
+    for (uint64_t first = 1; first <= 21; first += 10) {
+        EQUAL(10, mw_core_host.room(fake.source, &bytes));
+        EQUAL(1 << 20, bytes);
+        for (uint64_t tag = first; tag < first + 10; tag++) deliver(tag, NULL);
+        EQUAL(0, mw_core_host.room(fake.source, &bytes));
+        for (uint64_t tag = first; tag < first + 10; tag++) mw_delivery_ack(take(tag));
+    }
+    EQUAL(2, fake.resumes);                           /* twice the acks made room */
+    EQUAL(0, mw_core_host.room(fake.source, &bytes)); /* two buffers wait, the third counts */
+    for (uint64_t tag = 1; tag <= 10; tag++) settled(tag, MW_SETTLE_ACK);
+    EQUAL(3, fake.resumes);
+    EQUAL(10, mw_core_host.room(fake.source, &bytes));
+    turn();
+    answer(11, &fenced); /* logged by its place: its message is gone */
+    mw_counters n;
+    mw_pipeline_counters(p, &n);
+    EQUAL(1, n.fenced);
+    EQUAL(19, mw_pipeline_in_flight(p));
+    end();
+}
+
+/* With publishes its lane and its bytes are held until it is settled: it counts. */
+static void buffer_handled_publishes(void) {
+    prepare();
+    spec.buffer_count = 1;
+    fake_driver.handled_buffers = 2;
+    fake_driver.locate = fake_locate;
+    start();
+    size_t bytes;
+    deliver(1, NULL);
+    mw_delivery *d = take(1);
+    mw_parts parts = {.body = "x", .body_len = 1, .priority = MW_PRIORITY_DEFAULT};
+    mw_message *m = mw_message_new(&parts);
+    mw_delivery_publish(d, from, "out", m, 0);
+    mw_message_unref(m);
+    mw_delivery_ack(d);
+    EQUAL(0, mw_core_host.room(fake.source, &bytes));
+    CHECK(mw_delivery_message(d) != NULL, "its message is gone");
+    end();
+}
+
 static void buffer_bytes(void) {
     prepare();
     spec.buffer_bytes = 100000;
@@ -2082,6 +2138,8 @@ static const test tests[] = {
     {"deadlines", deadlines},
     {"not_before", not_before},
     {"buffer_counts", buffer_counts},
+    {"buffer_handled", buffer_handled},
+    {"buffer_handled_publishes", buffer_handled_publishes},
     {"buffer_bytes", buffer_bytes},
     {"checks_of_the_spec", checks_of_the_spec},
     {"idle", idle},

@@ -29,18 +29,20 @@ local Message = {}
 local FIELDS = { "id", "body", "data", "key", "headers", "attempt", "time", "type", "priority", "channel", "pipeline",
                  "reply_to", "correlation_id" }
 
+local SETTLED = "the message is settled: read what you need before the handler returns"
+
 local function load_parts(self)
-  local m = self[1]
-  if m == nil then error("the message is settled: read what you need before the handler returns", 4) end
-  C.mw_message_parts(m, parts)
+  local d = self[1]
+  if d == nil then error(SETTLED, 4) end
+  if rawget(self, 4) then C.mw_message_parts(d, parts) else C.mw_delivery_parts(d, parts) end
   return parts
 end
 
 --- Only body, key and time: the rest may not have been read yet, and that would cost more than these do.
 local function load_content(self)
-  local m = self[1]
-  if m == nil then error("the message is settled: read what you need before the handler returns", 4) end
-  C.mw_message_known(m, parts)
+  local d = self[1]
+  if d == nil then error(SETTLED, 4) end
+  if rawget(self, 4) then C.mw_message_known(d, parts) else C.mw_delivery_known(d, parts) end
   return parts
 end
 
@@ -151,8 +153,14 @@ function Message.__newindex(_, field)
   error(("a message cannot be changed: publish a new one instead of setting %q"):format(tostring(field)), 2)
 end
 
---- [1] the message in C until it is settled, [2] attempt, [3] the pipeline's table.
-function M.wrap(record, attempt, pipeline) return setmetatable({ record, attempt, pipeline }, Message) end
+--- [1] the delivery in C until it is settled, [2] attempt, [3] the pipeline's table. The delivery and not its message:
+--- the worker has that pointer already, and another one would be another object for the collector.
+function M.wrap(delivery, attempt, pipeline) return setmetatable({ delivery, attempt, pipeline }, Message) end
+
+--- The same for a message that is no delivery; [4] says so.
+function M.view(record, attempt, pipeline)
+  return setmetatable({ record, attempt or 1, pipeline or {}, true }, Message)
+end
 
 --- From now on nothing more can be read out of C.
 function M.seal(message) message[1] = nil end

@@ -19,7 +19,7 @@ local FIELDS = { "id", "body", "headers", "time", "type", "priority" }
 
 --- A copy that outlives the record in C. `data` is decoded on first use.
 local function reply_of(record)
-  local view, copy = message.wrap(record, 1, {}), {}
+  local view, copy = message.view(record), {}
   for _, name in ipairs(FIELDS) do copy[name] = view[name] end
   message.seal(view)
   return setmetatable(copy, {
@@ -132,7 +132,7 @@ function M.reply(body, options)
   local task = publish.root_task()
   if not task or task.delivery == nil then error("mw.reply: only inside a handler", 2) end
   if task.batch then error("mw.reply: not in handle_batch: publish to msg.reply_to of each message", 2) end
-  local view = message.wrap(C.mw_delivery_message(task.delivery), 1, {})
+  local view = message.wrap(task.delivery, 1, {})
   local headers = view.headers
   message.seal(view)
   local to, id = headers["reply-to"], headers["correlation-id"]

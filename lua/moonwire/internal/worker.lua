@@ -12,8 +12,7 @@ local wait = require "moonwire.internal.wait"
 
 local M = {}
 
-local take, ack, attempt_of, message_of = C.mw_pipeline_take, C.mw_delivery_ack, C.mw_delivery_attempt,
-  C.mw_delivery_message
+local take, ack, attempt_of = C.mw_pipeline_take, C.mw_delivery_ack, C.mw_delivery_attempt
 local wrap = message.wrap
 local yield = coroutine.yield
 
@@ -57,8 +56,7 @@ end
 
 --- The body of a worker coroutine. Made from source for every pipeline, so that each has traces of its own.
 local SOURCE = [[
-local p, task, take, ack, attempt_of, message_of, wrap, yield, answer, with_trace, run, handle, vm, enter, leave,
-  late = ...
+local p, task, take, ack, attempt_of, wrap, yield, answer, with_trace, run, handle, vm, enter, leave, late = ...
 return function()
   while true do
     local d = take(handle)
@@ -66,7 +64,7 @@ return function()
       yield("idle")
     else
       task.delivery, task.verdict = d, nil
-      local msg = wrap(message_of(d), attempt_of(d), p)
+      local msg = wrap(d, attempt_of(d), p)
       enter(vm, d)
       local ok, a, b = xpcall(run, with_trace, msg)
       local broken = leave(vm, d)
@@ -81,8 +79,8 @@ end]]
 local function single(p, chunk)
   return function()
     local task = { workers = p.workers, name = p.name, pipeline = p }
-    local body = chunk(p, task, take, ack, attempt_of, message_of, wrap, yield, answer, with_trace, p.run, p.handle,
-      wait.vm, C.mw_vm_enter, C.mw_vm_leave, late)
+    local body = chunk(p, task, take, ack, attempt_of, wrap, yield, answer, with_trace, p.run, p.handle, wait.vm,
+      C.mw_vm_enter, C.mw_vm_leave, late)
     task.co = coroutine.create(body)
     p.all[task] = true
     return task
@@ -112,7 +110,7 @@ local function batched(p)
           local messages = {}
           for i = 1, n do
             local d = deliveries[i - 1]
-            messages[i] = wrap(message_of(d), attempt_of(d), p)
+            messages[i] = wrap(d, attempt_of(d), p)
           end
           task.messages = messages
           C.mw_vm_enter(wait.vm, deliveries[0])
@@ -153,7 +151,7 @@ local function lanes(p, key)
     while true do
       local d = C.mw_pipeline_unkeyed(p.handle)
       if d == nil then return end
-      local msg = wrap(message_of(d), attempt_of(d), p)
+      local msg = wrap(d, attempt_of(d), p)
       C.mw_vm_enter(wait.vm, d)
       local ok, value = pcall(key, msg)
       local broken = C.mw_vm_leave(wait.vm, d)

@@ -28,7 +28,7 @@ end
 local FIELDS = { "id", "body", "key", "headers", "time", "type", "priority" }
 
 local function view(record, due_ms)
-  local wrapped = message.wrap(record, 1, {})
+  local wrapped = message.view(record)
   local copy = { due = due_ms > 0 and due_ms / 1000 or nil }
   for _, name in ipairs(FIELDS) do copy[name] = wrapped[name] end
   message.seal(wrapped)

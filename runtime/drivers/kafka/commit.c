@@ -1,14 +1,15 @@
 /* commit.c - settling. An ack moves the partition's mark, or is remembered beyond it; a failed attempt is
- * remembered as such. Both are answered when a commit that says so has been taken by the broker, so what a
- * crash can repeat is never more than the pipeline's buffer. One commit is under way at a time; what comes
- * meanwhile goes with the next one. */
+ * remembered as such. Both are answered when a commit that says so has been taken by the broker. One commit
+ * is under way at a time; what comes meanwhile goes with the next one. What is handled and not committed, and
+ * so what a crash can repeat, is at most handled_buffers (kafka.c) of the pipeline's buffer and what is in
+ * it; and only while commits are taken in time. When one is not, nothing more is delivered until one is. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "drivers/kafka/kafka.h"
 
-enum { PACE_MS = 3, BEGUN_MS = 40, AGAIN_MS = 100, AGAIN_CAP_MS = 2000 };
+enum { PACE_MS = 3, BEGUN_MS = 40, LATE_MS = 20, AGAIN_MS = 100, AGAIN_CAP_MS = 2000 };
 
 /* ---- answers that need no commit: from a deferred call, as the contract asks ---- */
 
@@ -175,6 +176,11 @@ static rd_kafka_topic_partition_list_t *what_to_commit(kafka_sub *s) {
     return list;
 }
 
+bool kafka_commit_late(const kafka_sub *s) {
+    return s->commit_failures ||
+           (s->commit_under_way && mw_loop_mono_ms(s->conn->loop) - s->committed_at > LATE_MS);
+}
+
 bool kafka_commit_idle(const kafka_sub *s) {
     if (s->commit_under_way || s->aside.len) return false;
     for (uint32_t i = 0; i < s->part_count; i++)
@@ -203,6 +209,8 @@ void kafka_commit_now(kafka_sub *s) {
             s->commit_under_way = false;
             not_taken(s, err);
         }
+    } else {
+        s->commit_failures = 0; /* what failed belongs to others now: nobody waits for it */
     }
     rd_kafka_topic_partition_list_destroy(list);
 }

@@ -202,8 +202,9 @@ void kafka_commit_ended(kafka_sub *s, rd_kafka_resp_err_t err);
 void kafka_commit_forget(kafka_sub *s, const kafka_part *p); /* its settlements are fenced */
 bool kafka_commit_idle(const kafka_sub *s);
 kafka_part *kafka_commit_part(kafka_sub *s, const kafka_wait *w); /* NULL: it is not ours any more */
-void kafka_commit_undo(kafka_sub *s, const kafka_wait *w);              /* an ack: it is not done after all */
+void kafka_commit_undo(kafka_sub *s, const kafka_wait *w);        /* an ack: it is not done after all */
 void kafka_commit_redo(kafka_sub *s, const kafka_wait *w);
+bool kafka_commit_late(const kafka_sub *s); /* what is handled now may have to be repeated */
 
 /* rebalance.c */
 void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev);

@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "drivers/kafka/kafka.h"
 
-enum { BATCH = 256, SHARE = 64, TOPIC_SHIFT = 24, HEAVY = 1024 };
+enum { BATCH = 256, SHARE = 128, TOPIC_SHIFT = 24, HEAVY = 1024 };
 enum { TELL_AGAIN_MS = 30000 };
 enum { SPAN_MAX = 100000 }; /* between the mark and the newest: what is remembered beyond the mark */
 
@@ -204,7 +204,7 @@ static size_t take(kafka_part *p, mw_incoming *in, size_t most, size_t *bytes) {
 size_t kafka_parts_deliver(kafka_sub *s) {
     mw_incoming in[BATCH];
     size_t bytes, n = 0, idle = 0;
-    if (s->paused || !s->part_count) return 0;
+    if (s->paused || !s->part_count || kafka_commit_late(s)) return 0;
     size_t most = s->conn->host->room(s->source, &bytes);
     if (most > BATCH) most = BATCH;
     while (n < most && bytes && idle < s->part_count) {

@@ -29,6 +29,13 @@ if not pcall(ffi.typeof, "struct spec_url") then
     int mw_message_check(const mw_parts *p, mw_failure *e);
     size_t mw_message_size(const struct mw_message *m);
     struct mw_message *mw_message_borrow(const mw_parts *p, void (*release)(void *owner), void *owner);
+    struct spec_unread { /* the layout of mw_unread */
+      size_t size;
+      struct mw_message *(*read)(void *owner);
+      void (*release)(void *owner);
+    };
+    struct mw_message *mw_message_new_unread(const mw_parts *p, const struct spec_unread *kind, void **owner);
+    void mw_message_read(const struct mw_message *m);
     bool mw_headers_valid(const char *block, size_t len);
     bool mw_headers_find(const char *block, size_t len, const char *name, mw_header_view *out);
 

@@ -99,6 +99,47 @@ describe("a message", function()
     release:free()
   end)
 
+  it("reads the rest of an unread message when it is asked for, once, and lets its source go", function()
+    jit.off(true, true) -- C calls back into Lua here
+    jit.off(read, true) -- and there
+    local calls = {}
+    local kind = ffi.new "struct spec_unread"
+    kind.size = 16
+    kind.read = function(owner)
+      calls[#calls + 1] = "read " .. ffi.string(ffi.cast("const char *", owner))
+      return C.mw_message_make(parts { id = "i", type = "t", headers = block { { "a", "b" } }, priority = 7 }, failure)
+    end
+    kind.release = function(owner) calls[#calls + 1] = "release " .. ffi.string(ffi.cast("const char *", owner)) end
+    local function new(name)
+      local owner = ffi.new "void *[1]"
+      local m = C.mw_message_new_unread(parts { body = "bytes", key = "k" }, kind, owner)
+      ffi.copy(owner[0], name)
+      return m
+    end
+
+    local m, out = new "first", ffi.new "mw_parts"
+    local size = C.mw_message_size(m)
+    C.mw_message_known(m, out)
+    assert.equal("bytes", ffi.string(out.body, out.body_len))
+    assert.equal(0, tonumber(out.id_len))
+    assert.same({}, calls)
+    local whole = { body = "bytes", key = "k", id = "i", type = "t", headers = block { { "a", "b" } }, priority = 7,
+      time_ms = 0 }
+    assert.same(whole, read(m))
+    assert.same(whole, read(m))
+    C.mw_message_read(m)
+    assert.same({ "read first", "release first" }, calls)
+    assert.is_true(size == C.mw_message_size(m), "what was counted must be given back")
+    C.mw_message_unref(m)
+    assert.equal(2, #calls)
+
+    m = new "never"
+    C.mw_message_unref(m)
+    assert.same({ "read first", "release first", "release never" }, calls)
+    kind.read:free()
+    kind.release:free()
+  end)
+
   it("refuses what is over a limit, and takes what is at it", function()
     assert.is_true(check { id = ("i"):rep(255), type = ("t"):rep(255), key = ("k"):rep(2 ^ 20), priority = 9 })
     assert.equal("id of 256 bytes is over the limit of 255", check { id = ("i"):rep(256) })

@@ -10,7 +10,7 @@ local anchors = {}
 local function wrap(body, options)
   local m = ffi.gc(assert(publish.message(body, options or {})), C.mw_message_unref)
   anchors[#anchors + 1] = m
-  return message.wrap(m, 3, { name = "orders", channel = "in" })
+  return message.view(m, 3, { name = "orders", channel = "in" })
 end
 
 local function refuses(text, fn, ...)

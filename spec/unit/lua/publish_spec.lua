@@ -7,7 +7,7 @@ local publish = require "moonwire.internal.publish"
 
 local function made(body, options)
   local m = assert(publish.message(body, options or {}))
-  return message.wrap(ffi.gc(m, C.mw_message_unref), 1, { name = "p", channel = "c" })
+  return message.view(ffi.gc(m, C.mw_message_unref), 1, { name = "p", channel = "c" })
 end
 
 describe("publish.message", function()
