@@ -176,9 +176,10 @@ static rd_kafka_topic_partition_list_t *what_to_commit(kafka_sub *s) {
     return list;
 }
 
+/* A transaction takes its time, and what it holds is not repeated to anybody who reads what is committed. */
 bool kafka_commit_late(const kafka_sub *s) {
     return s->commit_failures ||
-           (s->commit_under_way && mw_loop_mono_ms(s->conn->loop) - s->committed_at > LATE_MS);
+           (s->commit_under_way && !s->txn && mw_loop_mono_ms(s->conn->loop) - s->committed_at > LATE_MS);
 }
 
 bool kafka_commit_idle(const kafka_sub *s) {
