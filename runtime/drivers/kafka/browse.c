@@ -7,7 +7,7 @@
 
 #include "drivers/kafka/browse.h"
 
-enum { PARTITIONS_MAX = 1 << 16, ASK_MS = 10000, STEP_MS = 1000, IDLE_MS = 5000 };
+enum { PARTITIONS_MAX = 1 << 16, ASK_MS = 10000, STEP_MS = 1000, DOWN_MS = 3000, IDLE_MS = 5000 };
 static const uint64_t CURSOR = PARTITIONS_MAX; /* instead of a partition */
 
 typedef struct cursor {
@@ -49,6 +49,7 @@ void kafka_position_split(mw_position position, int32_t *partition, int64_t *off
 void kafka_look_error(rd_kafka_t *rk, int err, const char *reason, void *conn) {
     kafka_conn *c = conn;
     (void)rk;
+    if (err == RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN) c->look_down = true;
     if (err == RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN && *c->look_error) return; /* that says more */
     snprintf(c->look_error, sizeof c->look_error, "%s", reason);
     if (err == RD_KAFKA_RESP_ERR__AUTHENTICATION) c->look_refused = true;
@@ -66,13 +67,13 @@ static int failed(request *r, const char *what, rd_kafka_resp_err_t err) {
                    kafka_look_why(r->conn, err));
 }
 
-/* In steps: who is not let in need not wait. */
+/* In steps: who is not let in need not wait, and who finds nobody waits for a shorter time. */
 rd_kafka_resp_err_t kafka_look_metadata(kafka_conn *c, rd_kafka_t *rk, rd_kafka_topic_t *t,
                                         const struct rd_kafka_metadata **found) {
     rd_kafka_resp_err_t err = RD_KAFKA_RESP_ERR_NO_ERROR;
-    c->look_refused = false;
+    c->look_refused = c->look_down = false;
     *c->look_error = 0;
-    for (int i = 0; i < ASK_MS / STEP_MS && !c->look_refused; i++) {
+    for (int ms = 0; ms < (c->look_down ? DOWN_MS : ASK_MS) && !c->look_refused; ms += STEP_MS) {
         err = rd_kafka_metadata(rk, 0, t, found, STEP_MS);
         if (err != RD_KAFKA_RESP_ERR__TRANSPORT && err != RD_KAFKA_RESP_ERR__TIMED_OUT) break;
         while (rd_kafka_poll(rk, 0) > 0) continue; /* what happened meanwhile */

@@ -38,6 +38,7 @@ struct kafka_conn {
     rd_kafka_t *admin;
     char look_error[MW_ERROR_TEXT]; /* the last one of those two */
     bool look_refused;              /* a broker did not let them in */
+    bool look_down;                 /* no broker could be reached */
     kafka_sub *subs;
     kafka_tokens *tokens; /* OAUTHBEARER with a function of the project; else NULL */
     bool background;      /* OAUTHBEARER with tokens that librdkafka gets by itself */
