@@ -100,7 +100,7 @@ static void ack_late(mw_timer *t) { rmq_write_acks(mw_container_of(t, rmq_sub, a
 
 /* A broker that gets an ack for each few messages sends them in fews, and both sides spend their time on
  * system calls. One that waits long for an ack has sent all of the prefetch and stands still: acks of 256, or
- * after 3 ms, cost a tenth of the rate. */
+ * after 3 ms, seemed to cost a tenth of the rate. */
 static void gather_acks(rmq_sub *s) {
     size_t n = s->done.len / sizeof(uint64_t);
     if (n >= s->prefetch / 4 || n >= ACK_MOST)
