@@ -1,5 +1,4 @@
 /* partitions.c - the partitions a consumer has, and taking messages out of them in turn. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
