@@ -255,11 +255,23 @@ void rmq_begin(mw_sub *sub, uint64_t tag, uint32_t unit);
 void rmq_pause(mw_sub *sub);
 void rmq_unsubscribe(mw_sub *sub);
 bool rmq_depth(mw_sub *sub, mw_depth *out);
-void rmq_sub_pump(rmq_sub *s);
 void rmq_sub_free(rmq_sub *s);
 
+void rmq_ask_depth(rmq_sub *s);
+void rmq_asked_depth(rmq_sub *s, rmq_reader *r);
+
+/* tune.c */
+extern const rmq_chan_events rmq_consuming;
+void rmq_consume_stream(rmq_sub *s); /* the group's place is known now */
+
+/* deliver.c */
+void rmq_came(rmq_chan *chan, rmq_content *k);
+void rmq_sub_pump(rmq_sub *s);
+void rmq_sub_hold(rmq_sub *s, bool on); /* reads nothing more for now */
 rmq_entry *rmq_entry_of(rmq_sub *s, uint64_t tag);
 void rmq_window_clear(rmq_sub *s);
+
+/* settle.c */
 void rmq_settle(mw_sub *sub, const mw_settlement *list, size_t count);
 void rmq_answer_later(rmq_sub *s, void *cookie, int code, const char *text);
 void rmq_acked(rmq_sub *s, uint64_t tag); /* may be written from now on */

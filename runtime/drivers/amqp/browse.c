@@ -13,50 +13,10 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "drivers/amqp/amqp.h"
+#include "drivers/amqp/look.h"
 
 enum { AT_ONCE = 200, IDLE_MS = 3000, SILENT_MS = 400, BACK_MS = 20, BACK_TRIES = 25 };
 enum { FIRST_MS = 1500, NEXT_MS = 300 }; /* of a stream: how long nothing comes at its end */
-
-typedef struct seen { /* a message that this look holds */
-    uint64_t tag;
-    mw_position position;
-    bool removed;
-} seen;
-
-typedef struct rmq_look rmq_look;
-struct rmq_look { /* a browse or a removal */
-    rmq_look *next;
-    char *queue;
-    mw_browse browse;
-    mw_removal removal;
-    bool removing;
-    void *cookie;
-    mw_buf entries; /* of mw_entry; references to the messages */
-    bool *found;    /* which positions of a removal */
-    size_t removed;
-    uint64_t back; /* so many are on their way back into the queue */
-    int back_tries;
-    size_t publishing; /* replacements not confirmed yet */
-    mw_error error;
-    mw_deferred late;
-    rmq_conn *conn;
-    bool counting; /* of the newest: how many there are is asked for */
-    bool again;    /* the line was lost, and with the next one it begins anew */
-    bool over;
-};
-
-struct rmq_session { /* the open look at one queue: what it holds */
-    char *queue;
-    mw_buf held;    /* of seen, by place */
-    uint64_t place; /* of the last one */
-    uint64_t count; /* how many there were when it began */
-    unsigned asked; /* gets without an answer */
-    bool opened, counted, ended;
-    bool stream;
-    bool consume; /* streams, and quorum queues with a single active consumer know no get; one page per
-                     session then */
-};
 
 static uint64_t hash_of(const mw_parts *p, bool has_id) {
     uint64_t all[2] = {rmq_identity(p, has_id), mw_hash64(p->body, p->body_len)};
@@ -137,7 +97,7 @@ static bool comes_back_late(rmq_conn *c) {
     return c->session->place && (c->session->consume || (type && strcmp(type, "quorum") == 0));
 }
 
-static void look_over(rmq_look *l, const mw_error *e) {
+void rmq_look_over(rmq_look *l, const mw_error *e) {
     rmq_conn *c = l->conn;
     if (l->over) return;
     if (e) l->error = *e;
@@ -232,7 +192,7 @@ static void put_consume(rmq_conn *c, mw_buf *b, size_t n) {
     mind_silence(c);
 }
 
-static void get_more(rmq_look *l) {
+void rmq_look_more(rmq_look *l) {
     rmq_conn *c = l->conn;
     struct rmq_session *s = c->session;
     if (!s->opened || s->ended || l->over || s->asked) return; /* one round at a time */
@@ -260,89 +220,14 @@ static void get_more(rmq_look *l) {
     rmq_line_send(c->out);
 }
 
-static void ack_removed(rmq_conn *c, uint64_t tag) {
-    mw_buf *b = rmq_line_out(c->out);
-    size_t f = rmq_method(b, RMQ_CHAN_BROWSE, RMQ_ACK);
-    rmq_put_u64(b, tag);
-    rmq_put_u8(b, 0);
-    rmq_frame_end(b, f);
-    rmq_line_send(c->out);
-}
-
-typedef struct replacement { /* confirmed first, then the message it replaces is acked */
-    rmq_pub pub;
-    rmq_look *look;
-    uint64_t tag;
-} replacement;
-
-static void check_removal(rmq_look *l);
-
-static void replaced(rmq_pub *p, const mw_error *e) {
-    replacement *r = mw_container_of(p, replacement, pub);
-    rmq_look *l = r->look;
-    l->publishing--;
-    if (e) {
-        if (!l->error.code) l->error = *e;
-    } else if (l->conn->session && l->conn->look.open) {
-        ack_removed(l->conn, r->tag);
-        l->removed++;
-    }
-    free(r);
-    check_removal(l);
-}
-
-static void take_out(rmq_look *l, seen *s, size_t index) {
-    s->removed = true;
-    if (index >= l->removal.publish_count) {
-        ack_removed(l->conn, s->tag);
-        l->removed++;
-        return;
-    }
-    const mw_publication *p = &l->removal.publish[index];
-    replacement *r = calloc(1, sizeof *r);
-    if (!r) abort();
-    *r = (replacement){.pub = {.msg = p->msg, .done = replaced}, .look = l, .tag = s->tag};
-    l->publishing++;
-    rmq_send(l->conn, &r->pub, p->channel, p->delay_ms, false);
-    rmq_pump(l->conn);
-}
-
-/* Places can only have become smaller since it was seen. */
-static bool is_meant(mw_position meant, mw_position found) {
-    return meant.low == found.low && found.high <= meant.high;
-}
-
-static bool all_found(const rmq_look *l) {
-    for (size_t i = 0; i < l->removal.count; i++)
-        if (!l->found[i]) return false;
-    return true;
-}
-
-static void match(rmq_look *l, seen *s) {
-    for (size_t i = 0; i < l->removal.count; i++) {
-        if (l->over || l->found[i] || s->removed || !is_meant(l->removal.positions[i], s->position)) continue;
-        l->found[i] = true;
-        take_out(l, s, i);
-    }
-}
-
-static void check_removal(rmq_look *l) {
-    if (l->publishing) return;
-    if (all_found(l) || l->conn->session == NULL || l->conn->session->ended || l->error.code) {
-        look_over(l, l->error.code ? &l->error : NULL);
-    } else {
-        get_more(l);
-    }
-}
-
 static void continue_look(rmq_look *l) {
     struct rmq_session *s = l->conn->session;
     if (l->removing) {
-        check_removal(l);
+        rmq_removal_go(l);
     } else if (s->ended || (!l->browse.newest && l->entries.len / sizeof(mw_entry) >= l->browse.max)) {
-        look_over(l, NULL);
+        rmq_look_over(l, NULL);
     } else {
-        get_more(l);
+        rmq_look_more(l);
     }
 }
 
@@ -356,7 +241,7 @@ static void got_of_stream(rmq_conn *c, const rmq_content *k) {
     mind_silence(c);
     if (!rmq_envelope_read(k->header, &route, &c->scratch, &e, &size) || !e.has_offset || !l || l->over ||
         e.offset < l->browse.after.high) {
-        ack_removed(c, k->tag); /* gives way to the next one */
+        rmq_look_ack(c, k->tag); /* gives way to the next one */
         return;
     }
     mw_position at = {.high = e.offset + 1};
@@ -401,7 +286,7 @@ static void got(rmq_chan *chan, rmq_content *k) {
             mw_buf_add(&l->entries, &entry, sizeof entry);
         }
     }
-    if (l && l->removing && now.position.high) match(l, &now);
+    if (l && l->removing && now.position.high) rmq_removal_match(l, &now);
     mw_buf_add(&s->held, &now, sizeof now);
     if (s->place >= s->count || (s->consume && !s->asked)) s->ended = true;
     if (l && !s->asked) continue_look(l);
@@ -434,7 +319,7 @@ static void look_opened(rmq_chan *chan) {
     if (c->looking && c->looking->back) ask_back(c);
     if (!c->session) return;
     c->session->opened = true;
-    if (c->looking) get_more(c->looking);
+    if (c->looking) rmq_look_more(c->looking);
 }
 
 /* basic.get on a stream costs the connection. Now that it is known to be one it is read as such. */
@@ -476,7 +361,7 @@ static void look_closed(rmq_chan *chan, int code, const mw_error *why) {
         give_answer(c->looking);
         return;
     }
-    if ((code || empty) && c->looking && !c->looking->over) look_over(c->looking, empty ? NULL : why);
+    if ((code || empty) && c->looking && !c->looking->over) rmq_look_over(c->looking, empty ? NULL : why);
 }
 
 static const rmq_chan_events look_events = {
@@ -544,7 +429,7 @@ static void go(rmq_conn *c, rmq_look *l) {
     if (same && l->removing) {
         seen *held = (seen *)(void *)s->held.data;
         for (size_t i = 0; i < s->held.len / sizeof *held; i++)
-            if (held[i].position.high) match(l, &held[i]);
+            if (held[i].position.high) rmq_removal_match(l, &held[i]);
     }
     if (c->session->opened) continue_look(l); /* otherwise when the channel is open */
 }
@@ -559,14 +444,14 @@ void rmq_looks_go(rmq_conn *c) {
     if (!rmq_out(c)) {
         mw_error e;
         mw_fail(&e, MW_ECLOSED, true, "cannot connect to the broker");
-        look_over(l, &e);
+        rmq_look_over(l, &e);
     } else if (l->removing && rmq_is_stream(c, l->queue)) {
         mw_error e;
         mw_fail(&e, MW_EUSAGE, false,
                 "\"%s\" is a stream, and nothing can be taken out of one: it keeps its messages until its "
                 "max_bytes or their age removes them",
                 l->queue);
-        look_over(l, &e);
+        rmq_look_over(l, &e);
     } else if (!l->removing && l->browse.newest && !rmq_is_stream(c, l->queue)) {
         count(l);
     } else {
@@ -576,7 +461,7 @@ void rmq_looks_go(rmq_conn *c) {
 
 static void look_start(mw_deferred *d) { rmq_looks_go(mw_container_of(d, rmq_conn, look_soon)); }
 
-static rmq_look *new_look(rmq_conn *c, const char *queue, void *cookie) {
+rmq_look *rmq_look_new(rmq_conn *c, const char *queue, void *cookie) {
     rmq_look *l = calloc(1, sizeof *l);
     if (!l || !(l->queue = strdup(queue))) abort();
     l->conn = c;
@@ -589,16 +474,8 @@ static rmq_look *new_look(rmq_conn *c, const char *queue, void *cookie) {
 }
 
 void rmq_browse(mw_conn *conn, const mw_browse *b) {
-    rmq_look *l = new_look((rmq_conn *)conn, b->channel, b->cookie);
+    rmq_look *l = rmq_look_new((rmq_conn *)conn, b->channel, b->cookie);
     l->browse = *b;
-}
-
-void rmq_remove(mw_conn *conn, const mw_removal *r) {
-    rmq_look *l = new_look((rmq_conn *)conn, r->channel, r->cookie);
-    l->removal = *r;
-    l->removing = true;
-    l->found = calloc(r->count + 1, 1);
-    if (!l->found) abort();
 }
 
 /* A look does not wait for a broker that is away: a person does. */
@@ -609,7 +486,7 @@ void rmq_looks_lost(rmq_conn *c, const mw_error *why) {
         return;
     }
     session_free(c);
-    if (l && !l->over && !l->counting) look_over(l, why);
+    if (l && !l->over && !l->counting) rmq_look_over(l, why);
 }
 
 void rmq_looks_free(rmq_conn *c) {

@@ -1,0 +1,237 @@
+/* deliver.c - what the broker delivers, on its way to the core: a window by tag, where each stays until it is
+ * settled, and those that wait there for room, for their history, or to run alone. */
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "drivers/amqp/amqp.h"
+
+enum { SPAN_MAX = 1000000 }; /* how far beyond its mark a stream is read */
+enum { BATCH = 256, HOLD_BYTES = 4 << 20 };
+
+/* ---- the window: deliveries by tag ---- */
+
+rmq_entry *rmq_entry_of(rmq_sub *s, uint64_t tag) {
+    if (tag < s->base || tag >= s->top) return NULL;
+    return &s->window[tag & (s->window_room - 1)];
+}
+
+static rmq_entry *window_add(rmq_sub *s, uint64_t tag) {
+    if (s->base == s->top) s->base = s->top = tag;
+    while (tag - s->base >= s->window_room) {
+        size_t room = s->window_room ? s->window_room * 2 : 256;
+        rmq_entry *ring = calloc(room, sizeof *ring);
+        if (!ring) abort();
+        for (uint64_t i = s->base; i < s->top; i++)
+            ring[i & (room - 1)] = s->window[i & (s->window_room - 1)];
+        free(s->window);
+        s->window = ring;
+        s->window_room = room;
+    }
+    s->top = tag + 1;
+    s->unsettled++;
+    return &s->window[tag & (s->window_room - 1)];
+}
+
+void rmq_window_clear(rmq_sub *s) {
+    for (uint64_t i = s->base; i < s->top; i++) {
+        rmq_entry *e = &s->window[i & (s->window_room - 1)];
+        mw_message_unref(e->msg);
+        mw_text_unref(e->first_error);
+        *e = (rmq_entry){0};
+    }
+    s->base = s->top = 0;
+    s->done.len = 0;
+    mw_timer_stop(&s->ack_soon);
+    s->unsettled = 0;
+    mw_incoming *w = (mw_incoming *)(void *)s->waiting.data;
+    for (size_t i = s->waiting_at; i < s->waiting.len / sizeof *w; i++) {
+        mw_message_unref(w[i].msg);
+        mw_text_unref(w[i].first_error);
+    }
+    s->waiting.len = 0;
+    s->waiting_at = s->waiting_bytes = 0;
+    s->unmet = 0;
+    s->careful = s->alone_ready = false;
+    s->alone = 0;
+}
+
+/* ---- handing on ---- */
+
+static size_t waiting_count(const rmq_sub *s) { return s->waiting.len / sizeof(mw_incoming) - s->waiting_at; }
+
+void rmq_sub_hold(rmq_sub *s, bool on) {
+    if (s->held == on || !s->line || s->line->state != RMQ_READY) return;
+    s->held = on;
+    mw_stream_hold(s->line->stream, on);
+}
+
+/* Messages that came before wait until their history is known, and written down with this delivery in it. */
+static bool history_known(rmq_sub *s) {
+    if (!s->journal) return true;
+    mw_incoming *w = (mw_incoming *)(void *)s->waiting.data;
+    for (size_t i = s->waiting_at; s->unmet && i < s->waiting.len / sizeof *w; i++) {
+        rmq_entry *e = rmq_entry_of(s, w[i].tag);
+        if (!e || !e->redelivered) continue;
+        if (!rmq_journal_loaded(s->journal)) return false;
+        rmq_journal_meet(s->journal, &w[i]);
+        e->failures = w[i].attempt - 1;
+        e->redelivered = false;
+        s->unmet--;
+    }
+    return rmq_journal_stands(s->journal);
+}
+
+static bool is_suspect(rmq_sub *s, const mw_incoming *in) {
+    rmq_entry *e = rmq_entry_of(s, in->tag);
+    return e && e->suspect;
+}
+
+/* A suspect came with two deaths and nothing is known of either: it may have begun, or only have stood beside
+ * the one that did it. It is noted as begun before it does, and runs alone: if it kills again it was it. */
+static bool may_go_on(rmq_sub *s) {
+    rmq_entry *e = s->alone ? rmq_entry_of(s, s->alone) : NULL;
+    if (e && e->suspect) return false;
+    s->alone = 0;
+    mw_incoming *first = (mw_incoming *)(void *)s->waiting.data + s->waiting_at;
+    if (!is_suspect(s, first)) return true;
+    if (s->unsettled > waiting_count(s)) return false;
+    s->alone = first->tag;
+    rmq_journal_suspect(s->journal, first->tag);
+    return true;
+}
+
+static size_t next_batch(rmq_sub *s, mw_incoming **out) {
+    mw_incoming *w = (mw_incoming *)(void *)s->waiting.data + s->waiting_at;
+    size_t bytes, n = 0, room = s->host->room(s->source, &bytes), left = waiting_count(s);
+    while (n < room && n < left && n < BATCH) {
+        size_t size = mw_message_size(w[n].msg);
+        if (n && (size > bytes || (s->careful && is_suspect(s, &w[n])))) break;
+        bytes -= size < bytes ? size : bytes;
+        s->waiting_bytes -= size;
+        n++;
+        if (s->alone) break;
+    }
+    *out = w;
+    return n;
+}
+
+void rmq_sub_pump(rmq_sub *s) {
+    if (s->paused || s->closing) return;
+    if (s->step == RMQ_READING) {
+        if (rmq_journal_loaded(s->journal)) rmq_consume_stream(s);
+        return;
+    }
+    if (s->place && rmq_place_span(s->place) > SPAN_MAX && s->unsettled > waiting_count(s)) return;
+    if (waiting_count(s) && !history_known(s)) return;
+    while (waiting_count(s) && !s->paused && !s->closing) {
+        if (s->careful && !(s->alone_ready || may_go_on(s))) return;
+        if (s->alone && !s->alone_ready) {
+            s->alone_ready = true;
+            if (!rmq_journal_stands(s->journal)) return;
+        }
+        mw_incoming *batch;
+        size_t n = next_batch(s, &batch);
+        if (!n) break;
+        uint32_t unit = s->unit;
+        s->waiting_at += n;
+        s->alone_ready = false;
+        s->host->deliver(s->source, batch, n);
+        if (unit != s->unit) return;
+    }
+    if (!waiting_count(s)) {
+        s->careful = s->careful && s->alone;
+        s->waiting.len = 0;
+        s->waiting_at = s->waiting_bytes = 0;
+    }
+    rmq_sub_hold(s, s->waiting_bytes > HOLD_BYTES);
+}
+
+static mw_message *make_message(rmq_content *k, const rmq_envelope *e) {
+    mw_parts parts = e->parts;
+    parts.body = k->body;
+    parts.body_len = k->body_len;
+    if (!k->owned) return mw_message_new(&parts);
+    char *body = k->owned;
+    k->owned = NULL;
+    return mw_message_borrow(&parts, free, body);
+}
+
+/* Nobody could ever read it, and it would come again for ever: it goes the way of the broker's dead letters.
+ */
+static void refuse(rmq_sub *s, uint64_t tag) {
+    mw_log_begin(MW_ERROR, "rejected a message that is malformed");
+    mw_log_text("queue", s->queue);
+    mw_log_end();
+    if (s->place) {
+        rmq_skip(s, tag);
+        return;
+    }
+    s->unsettled--;
+    mw_buf *b = rmq_line_out(s->line);
+    size_t f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_NACK);
+    rmq_put_u64(b, tag);
+    rmq_put_u8(b, 0);
+    rmq_frame_end(b, f);
+    rmq_line_send(s->line);
+}
+
+/* Of a stream: it is done already. */
+static void drop(rmq_sub *s, uint64_t tag, mw_message *m, mw_text *first) {
+    mw_message_unref(m);
+    mw_text_unref(first);
+    rmq_skip(s, tag);
+}
+
+/* A consumer of a stream that died may have had as many as the prefetch. */
+static bool came_before(rmq_sub *s, const rmq_content *k, uint64_t offset) {
+    if (!s->place) return k->redelivered && s->journal && !rmq_journal_mute(s->journal);
+    if (!s->met_left) return rmq_journal_knows(s->journal, offset);
+    s->met_left--;
+    return true;
+}
+
+/* Both records are filled where they stay: read back from a copy, they would wait for the stores of the
+ * message, whose memory is cold. */
+void rmq_came(rmq_chan *chan, rmq_content *k) {
+    rmq_sub *s = chan->owner;
+    rmq_envelope e;
+    rmq_route route = {.exchange = k->exchange, .key = k->key, .queue = s->queue};
+    uint64_t size;
+    if (k->method != RMQ_DELIVER || s->closing) return;
+    if (s->top > s->base && k->tag != s->top) return; /* tags rise one by one */
+    bool good = rmq_envelope_read(k->header, &route, &s->conn->scratch, &e, &size);
+    if (s->place) {
+        good = good && e.has_offset;
+        e.failures = 0; /* whatever the header says, it was about another reader */
+    }
+    mw_message *m = good ? make_message(k, &e) : NULL;
+    mw_text *first = good && e.first_error.len ? mw_text_new(e.first_error.data, e.first_error.len) : NULL;
+    *window_add(s, k->tag) = (rmq_entry){.msg = m,
+                                         .failures = e.failures,
+                                         .state = m ? RMQ_OURS : RMQ_SETTLED,
+                                         .has_id = e.has_id,
+                                         .redelivered = came_before(s, k, e.offset),
+                                         .offset = e.offset,
+                                         .first_error = first};
+    if (s->place && e.has_offset && !rmq_place_add(s->place, e.offset)) {
+        drop(s, k->tag, m, first);
+        return;
+    }
+    s->unmet += m && rmq_entry_of(s, k->tag)->redelivered;
+    if (!m) {
+        if (s->place && e.has_offset) rmq_place_done(s->place, e.offset);
+        refuse(s, k->tag);
+        return;
+    }
+    mw_incoming *in = (mw_incoming *)(void *)mw_buf_reserve(&s->waiting, sizeof *in);
+    *in = (mw_incoming){.msg = mw_message_ref(m),
+                        .tag = k->tag,
+                        .unit = s->unit,
+                        .attempt = e.failures + 1,
+                        .first_error = mw_text_ref(first)};
+    s->waiting.len += sizeof *in;
+    s->waiting_bytes += mw_message_size(m);
+    s->came++;
+    s->activity++;
+    if (e.failures && s->delayed) s->delayed--;
+}
