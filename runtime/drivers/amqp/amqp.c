@@ -19,6 +19,8 @@ static void put_positive(mw_buf *b, const char *name, int64_t value) {
     if (value > 0) rmq_put_number(b, name, value);
 }
 
+enum { UNLIMITED = -2 }; /* a delivery limit */
+
 void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o,
                            bool passive) {
     size_t f = rmq_method(b, channel, RMQ_QUEUE_DECLARE);
@@ -37,6 +39,7 @@ void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const
         put_positive(b, "x-max-length", o->max_length);
         put_positive(b, "x-max-length-bytes", o->max_bytes);
         if (o->delivery_limit >= 0) rmq_put_number(b, "x-delivery-limit", o->delivery_limit);
+        if (o->delivery_limit == UNLIMITED) rmq_put_number(b, "x-delivery-limit", -1);
         if (o->single_active) rmq_put_bool(b, "x-single-active-consumer", true);
         if (o->lazy) rmq_put_text(b, "x-queue-mode", "lazy");
     }
@@ -65,6 +68,15 @@ bool rmq_is_stream(rmq_conn *c, const char *queue) {
 
 void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive) {
     rmq_put_queue_declare(b, channel, queue, rmq_options_of(c, queue), passive);
+}
+
+/* RabbitMQ 4 drops a message of a quorum queue at its 21st delivery, if there is no dead-letter exchange:
+ * after so many restarts of its readers it would be lost. Who wants that says so. */
+void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue) {
+    rmq_queue_options o = *rmq_options_of(c, queue);
+    bool quorum = o.type && strcmp(o.type, "quorum") == 0;
+    if (quorum && c->server >= 4 && o.delivery_limit < 0 && !o.dead_exchange) o.delivery_limit = UNLIMITED;
+    rmq_put_queue_declare(b, channel, queue, &o, false);
 }
 
 static void free_options(rmq_queue_options *o) {

@@ -107,6 +107,7 @@ struct rmq_conn {
     rmq_queue_options stream;
     mw_headers scratch;
     bool told_up, told_down;
+    int server; /* the broker's major version, once it is known */
 
     rmq_line *out; /* made by the first publication */
     rmq_chan publish, admin, look;
@@ -135,6 +136,7 @@ bool rmq_is_stream(rmq_conn *c, const char *queue);
 void rmq_note_stream(rmq_conn *c, const char *queue); /* the broker said so */
 const rmq_queue_options *rmq_options_of(rmq_conn *c, const char *queue);
 void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive);
+void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue); /* it is not there */
 void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o,
                            bool passive);
 

@@ -18,6 +18,7 @@ static void up(void *owner) {
     rmq_sub *s = owner;
     if (s->without) rmq_journal_silence(s->journal, false); /* whoever had it may be gone */
     s->without = false;
+    s->conn->server = s->line->server;
     if (!s->conn->told_up) s->host->state(s->conn->link, true, NULL);
     s->conn->told_up = true;
     s->conn->told_down = false;

@@ -128,9 +128,18 @@ static void start_ok(rmq_line *l) {
     rmq_line_send(l);
 }
 
+static int major_version(rmq_reader properties) {
+    rmq_value v;
+    if (!rmq_table_find(properties, "version", &v) || v.type != 'S') return 0;
+    int n = 0;
+    for (size_t i = 0; i < v.text.len && i < 4 && v.text.data[i] >= '0' && v.text.data[i] <= '9'; i++)
+        n = n * 10 + v.text.data[i] - '0';
+    return n;
+}
+
 static void started(rmq_line *l, rmq_reader *r) {
     rmq_u16(r); /* version: a broker that does not speak 0-9-1 sends its own greeting and closes */
-    rmq_table(r);
+    l->server = major_version(rmq_table(r));
     rmq_str mechanisms = rmq_long(r);
     const char *wanted = l->settings->external ? "EXTERNAL" : "PLAIN";
     if (r->bad) {

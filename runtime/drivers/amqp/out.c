@@ -215,6 +215,7 @@ static void jobs_lost(rmq_conn *c, const mw_error *why);
 static void out_up(void *owner) {
     rmq_conn *c = owner;
     mw_timer_stop(&c->patience);
+    c->server = c->out->server;
     c->told_down = false;
     if (!c->told_up) c->host->state(c->link, true, NULL);
     c->told_up = true;

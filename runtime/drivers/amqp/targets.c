@@ -167,8 +167,10 @@ static void declaration_start(rmq_job *j, rmq_conn *c, mw_buf *out) {
         put_exchange(out, d->target);
     else if (d->target->kind == RMQ_TO_JOURNAL)
         put_journal(out, c, d->target);
+    else if (d->make)
+        rmq_put_make(out, c, RMQ_CHAN_ADMIN, d->target->name);
     else
-        rmq_put_declare(out, c, RMQ_CHAN_ADMIN, d->target->name, !d->make);
+        rmq_put_declare(out, c, RMQ_CHAN_ADMIN, d->target->name, true);
 }
 
 /* ---- who may go ---- */

@@ -11,7 +11,10 @@ enum { STANDBY_MS = 300, AGAIN_MS = 2000 };
 
 static void ask(rmq_sub *s, bool make) {
     s->step = make ? RMQ_MAKING : RMQ_FINDING;
-    rmq_put_declare(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, !make);
+    if (make)
+        rmq_put_make(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue);
+    else
+        rmq_put_declare(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, true);
     rmq_line_send(s->line);
 }
 
