@@ -134,7 +134,7 @@ describe("kafka", function()
     s.url = ("kafka://127.0.0.1:%d/late."):format(proxy.port)
     s.outside:publish("in", numbered(10))
     s:start()
-    s:see 'msg="connection lost"'
+    s:see 'msg="cannot connect; trying again"'
     local connection = s:status().connections[1]
     assert.equal("waiting", connection.state)
     assert.is_true(#connection.error > 0)
@@ -147,7 +147,7 @@ describe("kafka", function()
     local s = supervised.scene { handler = P, flags = { "--workers", "1" } }
     s.url = "kafka://127.0.0.1:1/"
     s:start()
-    s:see 'msg="connection lost"[^\n]*Connection refused'
+    s:see 'msg="cannot connect; trying again"[^\n]*Connection refused'
     assert.equal(0, (s.child:stop(20)), s.child:stderr())
   end)
 end)
