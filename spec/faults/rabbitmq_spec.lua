@@ -59,15 +59,21 @@ describe("rabbitmq", function()
       binary(queue), then_do))
   end
 
-  -- A publish from outside of us, with any properties: headers as Erlang terms.
+  -- A publish from outside of us, with any properties: headers as Erlang terms. RabbitMQ 4 has other messages inside.
   local function raw_publish(h, exchange, key, body, properties)
     server:eval(([[
       Exchange = rabbit_misc:r(%s, exchange, %s),
-      Content = rabbit_basic:build_content({'P_basic', %s}, %s),
-      Message = rabbit_basic:message(Exchange, %s, element(3, Content), %s),
-      {ok, M} = case Message of {ok, X} -> {ok, X}; X -> {ok, X} end,
-      rabbit_basic:publish(rabbit_basic:delivery(false, false, M, undefined))]])
-      :format(binary(h.vhost), binary(exchange), properties, binary(body), binary(key), binary(body)))
+      Key = %s,
+      Body = %s,
+      Content = rabbit_basic:build_content({'P_basic', %s}, Body),
+      case code:ensure_loaded(mc_amqpl) of
+        {module, _} ->
+          {ok, M} = mc_amqpl:message(Exchange, Key, Content),
+          rabbit_queue_type:publish_at_most_once(rabbit_exchange:lookup_or_die(Exchange), M);
+        _ ->
+          M = case rabbit_basic:message(Exchange, Key, element(3, Content), Body) of {ok, X} -> X; X -> X end,
+          rabbit_basic:publish(rabbit_basic:delivery(false, false, M, undefined))
+      end]]):format(binary(h.vhost), binary(exchange), binary(key), binary(body), properties))
   end
 
   it("loses nothing when every connection is closed, again and again", function()
@@ -520,7 +526,11 @@ end }
         end
       end,
       Message = Get(100),
-      Content = rabbit_binary_parser:ensure_content_decoded(element(4, Message)),
+      Raw = case code:ensure_loaded(mc) of
+        {module, _} -> mc:protocol_state(mc:convert(mc_amqpl, Message));
+        _ -> element(4, Message)
+      end,
+      Content = rabbit_binary_parser:ensure_content_decoded(Raw),
       lists:sort([H || H <- element(4, element(3, Content)),
         binary:match(element(1, H), [<<"mw-">>, <<"x-">>]) == nomatch])]])
   end

@@ -89,12 +89,13 @@ static void give_answer(rmq_look *l) {
     mw_defer(l->conn->loop, &l->late, answer);
 }
 
-/* Quorum queues take messages back a little after the channel is closed. Whoever looks twice wants to see
- * them. */
+/* Quorum queues take messages back a little after the channel is closed, and so do all of RabbitMQ 4. Whoever
+ * looks twice wants to see them. */
 static bool comes_back_late(rmq_conn *c) {
     const char *type = rmq_options_of(c, c->session->queue)->type;
     if (c->session->stream) return false;
-    return c->session->place && (c->session->consume || (type && strcmp(type, "quorum") == 0));
+    return c->session->place &&
+           (c->session->consume || c->server >= 4 || (type && strcmp(type, "quorum") == 0));
 }
 
 void rmq_look_over(rmq_look *l, const mw_error *e) {

@@ -230,6 +230,7 @@ auth_mechanisms.1 = PLAIN
 auth_mechanisms.2 = EXTERNAL
 vm_memory_high_watermark.absolute = 1500MB
 disk_free_limit.absolute = 10MB
+max_message_size = 134217728
 heartbeat = 60
 log.file.level = warning
 ]]
