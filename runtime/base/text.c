@@ -31,6 +31,12 @@ void mw_text_unref(mw_text *t) {
     if (t && --t->refs == 0) free(t);
 }
 
+size_t mw_text_clip(const char *data, size_t len, size_t max) {
+    if (len <= max) return len;
+    for (len = max; len && ((unsigned char)data[len] & 0xc0) == 0x80;) len--;
+    return len;
+}
+
 void mw_text_cache_clear(void) {
     for (int i = 0; i < CACHE_SLOTS; i++) {
         mw_text_unref(cache[i]);

@@ -48,7 +48,7 @@ int mw_message_check(const mw_parts *p, mw_error *e) {
     if (p->priority > MW_PRIORITY_MAX)
         return mw_fail(e, MW_EUSAGE, false, "priority %u is over the highest, %d", p->priority,
                        MW_PRIORITY_MAX);
-    if (p->headers_len > MW_HEADERS_MAX + MW_HEADERS_OWN_MAX)
+    if (p->headers_len > MW_HEADERS_READ_MAX)
         return mw_fail(e, MW_EUSAGE, false, "headers of %zu bytes are over the limit of %d", p->headers_len,
                        MW_HEADERS_MAX);
     if (!mw_headers_valid(p->headers, p->headers_len))

@@ -21,6 +21,8 @@ enum {
     MW_HEADER_NAME_MAX = 255,
     MW_HEADERS_MAX = 1 << 20,      /* all of them, encoded */
     MW_HEADERS_OWN_MAX = 64 << 10, /* on top of it: what we add to a dead letter */
+    /* What is read back: others may fill both, and then it dies. */
+    MW_HEADERS_READ_MAX = MW_HEADERS_MAX + 2 * MW_HEADERS_OWN_MAX,
 };
 #define MW_BODY_MAX ((size_t)1 << 30)
 

@@ -13,8 +13,9 @@ static void add(mw_headers *h, const char *name, const char *value, size_t len) 
     mw_headers_add(h, name, strlen(name), value, len);
 }
 
-static void add_text(mw_headers *h, const char *name, const mw_text *t) {
-    if (t) add(h, name, t->data, t->len);
+static void add_text(mw_headers *h, const char *name,
+                     const mw_text *t) { /* one from a broker may have any length */
+    if (t) add(h, name, t->data, mw_text_clip(t->data, t->len, MW_REASON_MAX));
 }
 
 static void add_time(mw_headers *h, const char *name, int64_t ms) {

@@ -7,6 +7,8 @@
 #include "pipeline/pipeline.h"
 #include "core/tally.h"
 
+enum { MW_REASON_MAX = 4096 }; /* an error may be megabytes long; a header may not */
+
 typedef enum {
     MW_D_UNKEYED,  /* its lane is not known yet */
     MW_D_WAITING,  /* in its lane, behind another */
@@ -190,6 +192,7 @@ void mw_settle_ack(
     mw_delivery *d); /* after its publishes; keeps its lane until confirmed when there are any */
 void mw_settle_retry(mw_delivery *d, int64_t delay_ms, bool counted, mw_text *error);
 void mw_settle_simple(mw_delivery *d, mw_settle_op op); /* PARK, RELEASE */
+void mw_settle_withdraw(mw_pipeline *p); /* verdicts on what was fenced that no driver has been given yet */
 void mw_outgoing_discard(mw_delivery *d);
 
 /* verdict.c */

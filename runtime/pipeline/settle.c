@@ -163,6 +163,32 @@ static int64_t settle_backoff(mw_delivery *d) {
 
 static void publish_again(mw_timer *t) { publish_all(mw_container_of(t, mw_delivery, timer)); }
 
+static void discard_verdict(mw_delivery *d) {
+    mw_delivery_log(MW_WARN, "fenced: verdict discarded", d);
+    mw_log_end();
+    discard(d);
+}
+
+/* What the driver has been given it answers itself, and so does a link that has the publishes. */
+void mw_settle_withdraw(mw_pipeline *p) {
+    mw_buf gathered = p->settlements;
+    p->settlements = (mw_buf){0};
+    mw_settlement *list = (mw_settlement *)(void *)gathered.data;
+    for (size_t i = 0, n = gathered.len / sizeof *list; i < n; i++) {
+        mw_delivery *d = list[i].cookie;
+        if (d->fenced)
+            discard_verdict(d);
+        else
+            mw_buf_add(&p->settlements, &list[i], sizeof *list);
+    }
+    mw_buf_free(&gathered);
+    for (mw_delivery *d = p->all, *next; d; d = next) {
+        next = d->all_next;
+        bool tries_again_later = d->state == MW_D_SETTLING && mw_timer_running(&d->timer);
+        if (d->fenced && tries_again_later) discard_verdict(d);
+    }
+}
+
 static void confirmed(mw_confirm *c, const mw_error *e) {
     mw_delivery *d = mw_container_of(c, mw_outgoing, confirm)->delivery;
     mw_pipeline *p = d->pipeline;
@@ -177,9 +203,7 @@ static void confirmed(mw_confirm *c, const mw_error *e) {
     if (--d->confirms_left || p->abandoned)
         return; /* abandoned: the links are being closed, there is nobody to tell */
     if (d->fenced) {
-        mw_delivery_log(MW_WARN, "fenced: verdict discarded", d);
-        mw_log_end();
-        discard(d);
+        discard_verdict(d);
     } else if (!d->failed_publish) {
         d->settle_tries = 0; /* the ack has its own troubles */
         submit_ack(d);
@@ -264,9 +288,7 @@ static void not_settled(mw_delivery *d, const mw_error *e) {
     mw_pipeline *p = d->pipeline;
     if (e->code == MW_EFENCED || d->fenced) {
         if (!d->fenced) p->tally->counters.fenced++;
-        mw_delivery_log(MW_WARN, "fenced: verdict discarded", d);
-        mw_log_end();
-        discard(d);
+        discard_verdict(d);
     } else if ((!e->retryable || e->code == MW_EREFUSED) && d->publications && !d->dead_letter) {
         mw_verdict_publish_failed(d, e);
     } else {

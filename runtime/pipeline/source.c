@@ -1,5 +1,7 @@
 /* source.c - what the driver says: messages come in, bounded by count and bytes; some are fenced away; keys
  * are marked. */
+#include <stdio.h>
+
 #include "core/host.h"
 #include "core/ledger.h"
 #include "pipeline/defs.h"
@@ -97,23 +99,27 @@ void mw_delivery_no_lane(mw_delivery *d, const char *reason, size_t reason_len) 
 }
 
 /* More attempts than any policy grants: the last ones ended without a verdict, with the process that made
- * them. */
-static bool killed_too_often(mw_delivery *d) {
+ * them; or the policy grants fewer than it did when they failed. */
+static bool tried_too_often(mw_delivery *d) {
     mw_pipeline *p = d->pipeline;
     uint32_t most = 0;
     for (uint32_t i = 0; i < p->spec.policy_count; i++)
         if (p->spec.policies[i].attempts > most) most = p->spec.policies[i].attempts;
-    if (mw_ledger_on()) most += DEATHS_NEARBY; /* the ledger knows who did it; this is for when it was lost */
-    if (d->attempt <= most) return false;
-    static const char reason[] = "the worker died while handling it, too often";
+    /* The ledger knows who did it; this is for when it was lost. */
+    if (d->attempt <= most + (mw_ledger_on() ? DEATHS_NEARBY : 0)) return false;
     d->attempt--; /* this one is not made */
-    mw_verdict_dead(d, "crash", reason, sizeof reason - 1);
+    char reason[96];
+    int n = snprintf(reason, sizeof reason,
+                     d->first_error ? "gave up after %u attempts: no more than %u are granted now"
+                                    : "the worker died while handling it, too often",
+                     d->attempt, most);
+    mw_verdict_dead(d, d->first_error ? "transient" : "crash", reason, (size_t)n);
     return true;
 }
 
 /* An interrupted held retry, once its lane is its own, waits out its time. */
 void mw_delivery_start_or_hold(mw_delivery *d) {
-    if (d->attempt > d->pipeline->spec.policies[0].attempts && killed_too_often(d)) return;
+    if (d->attempt > d->pipeline->spec.policies[0].attempts && tried_too_often(d)) return;
     int64_t wait = d->not_before ? d->not_before - mw_loop_wall_ms(d->pipeline->loop) : 0;
     d->not_before = 0;
     if (wait > 0)
@@ -150,6 +156,7 @@ void mw_source_fence(mw_source *s, uint32_t unit) {
         d->fenced = true;
         take_out(d);
     }
+    mw_settle_withdraw(p); /* the same tag may be delivered again before they would have gone */
     mw_source_maybe_resume(p);
 }
 

@@ -8,7 +8,7 @@
 #include "core/tier.h"
 #include "pipeline/defs.h"
 
-enum { BUSY_AGAIN_MS = 100, TEXT_MAX = 4096 }; /* an error may be megabytes long; a header may not */
+enum { BUSY_AGAIN_MS = 100 };
 
 const mw_policy *mw_policy_for(const mw_pipeline *p, const char *class_name) {
     for (uint32_t i = 1; i < p->spec.policy_count; i++)
@@ -44,6 +44,7 @@ void mw_delivery_drop(mw_delivery *d, const char *reason, size_t reason_len) {
     if (!still_ours(d)) return;
     d->pipeline->tally->counters.dropped++;
     mw_trial_count(d, false);
+    mw_breaker_success(d->pipeline);       /* the handler could decide: what it needs is there again */
     if (d->replay) d->mark = MW_MARK_NONE; /* done with, one way or the other: its key goes on */
     mw_outgoing_discard(d);
     mw_delivery_log(MW_INFO, "dropped", d);
@@ -73,10 +74,14 @@ void mw_delivery_busy(mw_delivery *d) {
 
 /* ---- failures ---- */
 
-static size_t clip(const char *text, size_t len) { /* not inside a UTF-8 character */
-    if (len <= TEXT_MAX) return len;
-    for (len = TEXT_MAX; len && ((unsigned char)text[len] & 0xc0) == 0x80;) len--;
-    return len;
+/* A class is a short name. Lua refuses longer ones; this is for those that come from elsewhere. */
+static const char *short_class(const char *name, char out[MW_CLASS_MAX]) {
+    size_t len = strlen(name);
+    if (len < MW_CLASS_MAX) return name;
+    len = mw_text_clip(name, len, MW_CLASS_MAX - 1);
+    memcpy(out, name, len);
+    out[len] = 0;
+    return out;
 }
 
 void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason, size_t reason_len) {
@@ -175,8 +180,9 @@ void mw_delivery_retry(mw_delivery *d, int64_t after_ms, const char *class_name,
                        size_t reason_len) {
     if (!still_ours(d)) return;
     mw_trial_count(d, true);
-    mw_text *error = mw_text_new(reason, clip(reason, reason_len));
-    fail(d, after_ms, class_name, error);
+    char space[MW_CLASS_MAX];
+    mw_text *error = mw_text_new(reason, mw_text_clip(reason, reason_len, MW_REASON_MAX));
+    fail(d, after_ms, short_class(class_name, space), error);
     mw_text_unref(error);
 }
 
@@ -184,11 +190,12 @@ void mw_delivery_reject(mw_delivery *d, const char *class_name, const char *reas
     if (!still_ours(d)) return;
     mw_trial_count(d, true);
     mw_breaker_success(d->pipeline);
-    reason_len = clip(reason, reason_len);
+    char space[MW_CLASS_MAX];
+    reason_len = mw_text_clip(reason, reason_len, MW_REASON_MAX);
     mw_text_unref(d->error);
     d->error = mw_text_new(reason, reason_len);
     if (!d->first_error) d->first_error = mw_text_ref(d->error);
-    mw_verdict_dead(d, class_name, reason, reason_len);
+    mw_verdict_dead(d, short_class(class_name, space), reason, reason_len);
 }
 
 /* The handler was content, but what it published did not arrive: that is a failed attempt like any other. */

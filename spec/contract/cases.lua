@@ -775,12 +775,16 @@ case("any-bytes", "bodies, keys and headers of any bytes pass through handler, p
   assert.equal("reason \0\255 of any bytes \n", h:messages("buried")[1].headers["mw-dead-reason"])
 end)
 
-case("huge-error", "an error text of megabytes becomes a dead letter that can be stored", function(h)
+case("huge-error", "an error text or class of megabytes becomes a dead letter that can be stored", function(h)
   h:start { settings = "retry = { attempts = 2, base = 0.02 },", handler = [[
-    function M.handle(msg) error(("e"):rep(3e6), 0) end]] }
-  h:publish { { "x", id = "m1", headers = { big = ("h"):rep(20000) } }, { "x", id = "m2" } }
-  h:wait(function() return #h:dead() == 2 end, 10, "the dead letters")
+    function M.handle(msg)
+      if msg.id == "swapped" then return mw.reject("invalid", ("r"):rep(3e6)) end
+      error(("e"):rep(3e6), 0)
+    end]] }
+  h:publish { { "x", id = "m1", headers = { big = ("h"):rep(20000) } }, { "x", id = "m2" }, { "x", id = "swapped" } }
+  h:wait(function() return #h:dead() == 3 end, 10, "the dead letters")
   h:wait_settled()
+  assert.matches("the reason comes first", by_id(h:dead()).swapped[1].headers["mw-dead-last-error"])
   local letter = by_id(h:dead()).m1[1]
   assert.equal(20000, #letter.headers.big)
   assert.matches("^eee", letter.headers["mw-dead-last-error"])

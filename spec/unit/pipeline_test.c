@@ -14,7 +14,7 @@
 
 /* ---- the driver ---- */
 
-enum { MOST = 4096 };
+enum { MOST = 4096, TRY_AGAIN_MS = 100 };
 
 typedef struct fake_record {
     mw_dedupe_op op;
@@ -247,6 +247,7 @@ typedef struct given {
     const char *header; /* a header of that name, value "1" */
     uint8_t priority;
     size_t body;
+    const char *error; /* of an earlier attempt */
 } given;
 
 static void deliver_as(uint64_t tag, given g) {
@@ -271,7 +272,8 @@ static void deliver_as(uint64_t tag, given g) {
                       .tag = tag,
                       .unit = g.unit,
                       .attempt = g.attempt ? g.attempt : 1,
-                      .not_before = g.not_before};
+                      .not_before = g.not_before,
+                      .first_error = g.error ? mw_text_new(g.error, strlen(g.error)) : NULL};
     mw_headers_free(&h);
     mw_core_host.deliver(fake.source, &in, 1);
 }
@@ -999,7 +1001,7 @@ static void fence_in_every_state(void) {
     mw_core_host.fence(fake.source, 0);
     mw_core_host.fence(fake.source, 0); /* twice counts once */
     EQUAL(8, counters().fenced);
-    EQUAL(6, mw_pipeline_in_flight(p));
+    EQUAL(5, mw_pipeline_in_flight(p)); /* 7 had nobody to wait for */
     CHECK(mw_delivery_fenced(running), "the handler cannot know");
     deliver(10, "a"); /* its twin comes back: not beside the one that still runs */
     take(9);
@@ -1009,16 +1011,49 @@ static void fence_in_every_state(void) {
     answer(4, &fenced);
     answer_publish(0, NULL);
     answer(6, NULL); /* the broker took it, but not from us any more */
-    WAIT_FOR(settlement(7) >= 0);
-    answer(7, &fenced);
+    pass(TRY_AGAIN_MS * 2);
+    turn();
     EQUAL(2, mw_pipeline_in_flight(p));
-    EQUAL(settles + 1, fake.settle_count); /* only the try that was under way */
+    EQUAL(settles, fake.settle_count); /* no verdict on what was fenced goes out */
     EQUAL(8, counters().fenced);
     EQUAL(3, counters().handled); /* 4, 5 and 7; the verdict on 1 was discarded */
     pass(15);
     turn();
     turn();
     take(0);
+    end();
+}
+
+/* The tag is delivered again at once: a verdict on the first delivery must not settle the second. */
+static void fence_before_the_batch_goes(void) {
+    prepare();
+    start();
+    deliver(1, "a");
+    mw_delivery_ack(take(1)); /* gathered, not with the driver yet */
+    mw_core_host.fence(fake.source, 0);
+    deliver(1, "a");
+    turn();
+    EQUAL(0, fake.settle_count);
+    mw_delivery_ack(take(1));
+    expect(1, MW_SETTLE_ACK);
+    answer(1, NULL);
+    EQUAL(0, mw_pipeline_in_flight(p));
+    end();
+}
+
+static void fence_a_letter_that_waits(void) {
+    prepare();
+    start();
+    deliver(1, "a");
+    mw_delivery_reject(take(1), "rejected", "bad", 3);
+    turn();
+    int publishes = fake.pub_count;
+    answer_publish(0, &retryable); /* its channel refuses: it waits for the next try */
+    mw_core_host.fence(fake.source, 0);
+    EQUAL(0, mw_pipeline_in_flight(p));
+    pass(TRY_AGAIN_MS * 2);
+    turn();
+    EQUAL(publishes, fake.pub_count);
     end();
 }
 
@@ -1344,6 +1379,51 @@ static void breaker_half_open(void) {
     fail_with(probe, "transient", "x");
     take(3);
     take(4);
+    end();
+
+    begin(); /* and so does a handler that drops the message */
+    deliver(1, NULL);
+    deliver(2, NULL);
+    deliver(3, NULL);
+    deliver(4, NULL);
+    fail_with(take(1), "outage", "down");
+    WAIT_FOR((probe = mw_pipeline_take(p)));
+    mw_delivery_drop(probe, "old", 3);
+    take(3);
+    take(4);
+    end();
+}
+
+/* Attempts beyond the policy: by a worker's deaths, or because the policy granted more when they failed. */
+static void more_attempts_than_granted(void) {
+    begin();
+    deliver_as(1, (given){.key = "a", .attempt = 108});
+    deliver_as(2, (given){.key = "b", .attempt = 108, .error = "stock is down"});
+    turn();
+    take(0);
+    EQUAL(2, fake.pub_count);
+    HEADER(fake.pubs[0].msg, "mw-dead-class", "crash");
+    HEADER(fake.pubs[0].msg, "mw-dead-attempts", "107");
+    HEADER(fake.pubs[1].msg, "mw-dead-class", "transient");
+    HEADER(fake.pubs[1].msg, "mw-dead-reason", "gave up after 107 attempts: no more than 3 are granted now");
+    HEADER(fake.pubs[1].msg, "mw-dead-last-error", "stock is down");
+    end();
+}
+
+static void long_texts_are_clipped(void) {
+    static char text[100000];
+    memset(text, 'x', sizeof text - 1);
+    begin();
+    deliver(1, "a");
+    mw_delivery_reject(take(1), text, text, sizeof text - 1);
+    deliver_as(2, (given){.key = "b", .attempt = 108, .error = text}); /* from a broker */
+    turn();
+    EQUAL(2, fake.pub_count);
+    for (int i = 0; i < 2; i++) {
+        mw_parts parts;
+        mw_message_parts(fake.pubs[i].msg, &parts);
+        CHECK(parts.headers_len < 20000, "%zu bytes of headers", parts.headers_len);
+    }
     end();
 }
 
@@ -2120,6 +2200,8 @@ static const test tests[] = {
     {"marks_from_the_broker", marks_from_the_broker},
     {"mark_of_a_fenced_letter", mark_of_a_fenced_letter},
     {"fence_in_every_state", fence_in_every_state},
+    {"fence_before_the_batch_goes", fence_before_the_batch_goes},
+    {"fence_a_letter_that_waits", fence_a_letter_that_waits},
     {"fence_unkeyed", fence_unkeyed},
     {"fence_then_resume", fence_then_resume},
     {"drain_in_every_state", drain_in_every_state},
@@ -2130,6 +2212,8 @@ static const test tests[] = {
     {"dedupe", dedupe},
     {"busy_in_a_lane", busy_in_a_lane},
     {"breaker_half_open", breaker_half_open},
+    {"more_attempts_than_granted", more_attempts_than_granted},
+    {"long_texts_are_clipped", long_texts_are_clipped},
     {"breaker_with_running_ones", breaker_with_running_ones},
     {"breaker_pause_grows", breaker_pause_grows},
     {"batches", batches},

@@ -30,6 +30,18 @@ local function text(value, what, level)
   return tostring(value)
 end
 
+local CLASS_MAX = 31 -- bytes; MW_CLASS_MAX of core/spec.h
+
+-- Classes name policies and group dead letters. One that is long is a reason in the wrong place.
+local function class_of(value, what, default)
+  local name = text(value, what .. ": class", 3) or default
+  if #name > CLASS_MAX then
+    error(("%s: class must be a short name such as %q, got %d bytes%s"):format(what, default, #name,
+      what == "mw.reject" and "; the reason comes first" or ""), 3)
+  end
+  return name
+end
+
 --- Try again: by the policy of the class, or after so many seconds.
 ---@param options { after: number|nil, reason: string|nil, class: string|nil }|string|nil
 ---@return moonwire.Verdict
@@ -45,7 +57,7 @@ function M.retry(options)
     error("mw.retry: after must be seconds, 0 or more", 2)
   end
   return make {
-    kind = "retry", after = after, class = text(options.class, "mw.retry: class", 2) or "transient",
+    kind = "retry", after = after, class = class_of(options.class, "mw.retry", "transient"),
     reason = text(options.reason, "mw.retry: reason", 2) or "the handler asked for a retry",
   }
 end
@@ -57,7 +69,7 @@ end
 function M.reject(reason, class)
   return make {
     kind = "reject", reason = text(reason, "mw.reject: reason", 2) or "rejected by the handler",
-    class = text(class, "mw.reject: class", 2) or "rejected",
+    class = class_of(class, "mw.reject", "rejected"),
   }
 end
 

@@ -244,7 +244,7 @@ static inline bool mwe_record_head(const MDB_val *v, mwe_record *r) {
     if (v->mv_size < sizeof *r) return false;
     memcpy(r, v->mv_data, sizeof *r);
     return r->priority <= MW_PRIORITY_MAX && r->body_len <= MW_BODY_MAX && r->key_len <= MW_KEY_MAX &&
-           r->headers_len <= MW_HEADERS_MAX + MW_HEADERS_OWN_MAX && v->mv_size <= mwe_record_size(r);
+           r->headers_len <= MW_HEADERS_READ_MAX && v->mv_size <= mwe_record_size(r);
 }
 
 /* Everything but the body's bytes; false when they are not all in this row. The parts point into it.
