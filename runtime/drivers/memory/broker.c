@@ -300,10 +300,8 @@ void mem_broker_release(mem_broker *b) {
         }
         free(c);
     }
-    i = 0;
-    for (void *r; (r = mw_map_next(&b->records, &i, NULL));) free(r);
     mw_map_free(&b->channels);
-    mw_map_free(&b->records);
+    mem_records_free(&b->records);
     for (size_t k = 0; k < b->slabs.len / sizeof(void *); k++) free(((mem_item **)(void *)b->slabs.data)[k]);
     mw_buf_free(&b->slabs);
     free(b);

@@ -64,13 +64,19 @@ typedef struct mem_faults { /* each counts down */
     int64_t delay_ms; /* of every answer, while set */
 } mem_faults;
 
+typedef struct mem_record mem_record;
+typedef struct mem_records { /* dedupe; records.c */
+    mw_map by_hash;          /* -> mem_record, a list of those that share it */
+    uint32_t hand;           /* where the next look for old ones begins */
+} mem_records;
+
 struct mem_broker {
     mem_broker *next;
     uint32_t refs; /* connections, and one while it is kept for a restart */
     mw_loop *loop;
     mw_map channels; /* hash of the name -> mem_channel */
-    mw_map records;  /* dedupe: hash of the key -> record */
-    mw_buf slabs;    /* of mem_item *: items come from these, and go back to free_items */
+    mem_records records;
+    mw_buf slabs; /* of mem_item *: items come from these, and go back to free_items */
     mem_item *free_items;
     mem_faults faults;
     bool kept;
@@ -98,3 +104,9 @@ void mem_group_unpark(mem_group *g, uint64_t lane);
 void mem_group_mark(mem_group *g, uint64_t lane, mw_mark mark);
 bool mem_group_holds_back(mem_group *g, const mem_item *i); /* older ones of its lane are parked */
 void mem_group_wake(mem_group *g);                          /* memory.c: pump it after the poll */
+
+/* records.c. Times are wall time in milliseconds. */
+mw_claim mem_records_claim(mem_records *t, const char *key, size_t len, int64_t now, int64_t lease_ms);
+void mem_records_done(mem_records *t, const char *key, size_t len, int64_t expires); /* of a claim */
+void mem_records_release(mem_records *t, const char *key, size_t len); /* a claim; what is done stays */
+void mem_records_free(mem_records *t);

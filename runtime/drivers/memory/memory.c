@@ -209,14 +209,8 @@ static void publish_all(mem_conn *c, const mw_publication *list, size_t count) {
         mem_publish(mem_channel_get(c->broker, list[i].channel), list[i].msg, list[i].delay_ms);
 }
 
-typedef struct record {
-    int64_t expires;
-    bool done;
-} record;
-
 static void done(mem_broker *b, const char *key, size_t len, int64_t ttl_ms) {
-    record *r = mw_map_get(&b->records, mw_hash64(key, len));
-    if (r) *r = (record){.expires = mw_loop_wall_ms(b->loop) + ttl_ms, .done = true};
+    mem_records_done(&b->records, key, len, mw_loop_wall_ms(b->loop) + ttl_ms);
 }
 
 static void acked(mem_sub *s, mem_item *i, const mw_settlement *x) {
@@ -338,29 +332,19 @@ static void memory_publish(mw_conn *conn, const mw_publication *list, size_t cou
     }
 }
 
-static mw_claim claim(mem_broker *b, uint64_t key, int64_t lease_ms) {
-    int64_t now = mw_loop_wall_ms(b->loop);
-    record *r = mw_map_get(&b->records, key);
-    if (r && r->expires > now) return r->done ? MW_CLAIM_SEEN : MW_CLAIM_BUSY;
-    if (!r && !(r = malloc(sizeof *r))) abort();
-    *r = (record){.expires = now + lease_ms};
-    mw_map_put(&b->records, key, r);
-    return MW_CLAIM_YOURS;
-}
-
 static void memory_dedupe(mw_conn *conn, const mw_dedupe *list, size_t count) {
     mem_conn *c = (mem_conn *)conn;
+    mem_records *records = &c->broker->records;
     for (size_t i = 0; i < count; i++) {
-        uint64_t key = mw_hash64(list[i].key, list[i].key_len);
-        record *r = mw_map_get(&c->broker->records, key);
         if (list[i].op == MW_DEDUPE_CLAIM) {
-            mw_claim got = claim(c->broker, key, list[i].ttl_ms);
+            mw_claim got = mem_records_claim(records, list[i].key, list[i].key_len,
+                                             mw_loop_wall_ms(c->broker->loop), list[i].ttl_ms);
             answer(c, (mem_answer){.kind = MEM_CLAIMED, .cookie = list[i].cookie, .claim = got});
         } else if (list[i].op == MW_DEDUPE_DONE) {
             if (c->broker->faults.hold_ack) continue; /* it goes with an ack that will not arrive */
             done(c->broker, list[i].key, list[i].key_len, list[i].ttl_ms);
-        } else if (r && !r->done) {
-            free(mw_map_remove(&c->broker->records, key));
+        } else {
+            mem_records_release(records, list[i].key, list[i].key_len);
         }
     }
 }
