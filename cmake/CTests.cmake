@@ -16,4 +16,8 @@ function(add_c_tests)
     set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/c-tests)
     add_dependencies(c_tests ${name})
   endforeach()
+  # Preloaded into the programs of spec/faults.
+  add_library(failing_disk MODULE EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/spec/support/failing_disk.c)
+  set_target_properties(failing_disk PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/c-tests)
+  add_dependencies(c_tests failing_disk)
 endfunction()

@@ -20,6 +20,8 @@ enum {
     MW_EREFUSED,       /* what was to be published was refused, and nothing else is wrong */
 };
 
+enum { MW_EXIT_AGAIN = 75 }; /* a process that ends so that a fresh one can go on; no message is to blame */
+
 /* Fills e (NULL is fine) and returns -1, so that callers can `return mw_fail(...)`. */
 int mw_fail(mw_error *e, int code, bool retryable, const char *format, ...)
     __attribute__((format(printf, 4, 5)));

@@ -207,7 +207,7 @@ static mw_death death_of(mw_crew *c, const mw_hand *h, int status) {
     c->oom_kills = oom_kills();
     if (c->no_more || status == 0) return MW_DEATH_OURS;
     if (h->stuck) return MW_DEATH_STUCK;
-    if (!WIFSIGNALED(status)) return MW_DEATH_CRASH;
+    if (WIFEXITED(status)) return WEXITSTATUS(status) == MW_EXIT_AGAIN ? MW_DEATH_KILLED : MW_DEATH_CRASH;
     switch (WTERMSIG(status)) {
     case SIGKILL: return c->oom_kills > before ? MW_DEATH_CRASH : MW_DEATH_KILLED;
     case SIGTERM:

@@ -197,6 +197,35 @@ describe("a publish that the store refuses for good", function()
   end)
 end)
 
+describe("a disk that fails to write", function()
+  teardown(function() process.cleanup() end)
+
+  it("costs a fresh worker, and no message", function()
+    local dir = process.tmpdir()
+    local url, sign = "embedded:" .. dir .. "/store", dir .. "/failing"
+    local trace = project.trace(dir .. "/trace")
+    project.make(dir .. "/project", { handler = HANDLER }, trace.path)
+    local child = process.spawn { { binary, "run", dir .. "/project" }, env = {
+      BROKER_URL = url, FAILING_DISK = sign, LD_PRELOAD = os.getenv "MW_BUILD" .. "/c-tests/failing_disk.so",
+      ASAN_OPTIONS = (os.getenv "ASAN_OPTIONS" or "") .. ":verify_asan_link_order=0",
+    } }
+    assert.equal(0, publish(url, "before", "x").code)
+    clock.until_(function() return trace:count "done" == 1 end, 10 * late, "the first message")
+    project.write(sign, "")
+    assert.equal(0, publish(url, "during", "x").code)
+    clock.until_(function() return child:stderr():find "the store failed to write; this process ends" end,
+      10 * late, "the worker to give up")
+    os.remove(sign)
+    assert.equal(0, publish(url, "after", "x").code)
+    wait_empty(url)
+    assert.is_nil(child:stderr():find("suspects=", 1, true)) -- no message is to blame
+    assert.equal(0, child:stop(20))
+    local seen = {}
+    for _, line in ipairs(trace:of "done") do seen[line.id] = true end
+    assert.same({ before = true, during = true, after = true }, seen)
+  end)
+end)
+
 describe("a store that is not what it should be", function()
   teardown(function() process.cleanup() end)
 
@@ -235,6 +264,15 @@ describe("a store that is not what it should be", function()
     end
     f:close()
     assert_refused(dir, file, "is damaged: page %d+")
+  end)
+
+  it("is refused when its second head is damaged", function()
+    local dir, file = store()
+    local f = assert(io.open(file, "r+b"))
+    f:seek("set", 4096 + 40) -- the size of pages, which LMDB believes
+    f:write("\0\0\8\0")
+    f:close()
+    assert_refused(dir, file, "second head")
   end)
 
   it("is refused when it is empty of sense", function()

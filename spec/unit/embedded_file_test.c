@@ -449,6 +449,47 @@ static void test_damaged_pages(void) {
     free(found);
 }
 
+/* Single bytes of both heads are changed, and pairs of bytes anywhere: refused or taken, but never a crash,
+ * and a refusal changes nothing. */
+static void test_damaged_bytes(void) {
+    enum { PAGE = 4096, HEAD_BYTES = 152, ANYWHERE = 100 };
+    char path[512];
+    mw_link l = {0};
+    mw_conn *c = open_store(&l);
+    send_many(c, &l, "work", 300, 5);
+    D->close(c);
+    snprintf(path, sizeof path, "%s/moonwire.mdb", folder);
+    int fd = open(path, O_RDWR | O_CLOEXEC), refused = 0;
+    struct stat st;
+    CHECK(fd >= 0 && fstat(fd, &st) == 0);
+    size_t size = (size_t)st.st_size;
+    char *sound = malloc(size), *now = malloc(size), *found = malloc(size);
+    CHECK(pread(fd, sound, size, 0) == (ssize_t)size);
+    for (int i = 0; i < 2 * HEAD_BYTES + ANYWHERE; i++) {
+        memcpy(now, sound, size);
+        if (i < 2 * HEAD_BYTES)
+            now[(size_t)(i % 2) * PAGE + (size_t)i / 2] ^= (char)0x5a;
+        else
+            for (int k = 0; k < 2; k++) now[(size_t)rand() % size] ^= (char)(1 + rand() % 255);
+        CHECK(pwrite(fd, now, size, 0) == (ssize_t)size && ftruncate(fd, (off_t)size) == 0);
+        mw_error e = {0};
+        c = try_open(folder, "", &l, &e);
+        if (c) {
+            D->close(c);
+            continue;
+        }
+        refused++;
+        CHECK(*e.text, "refused without a word");
+        CHECK(pread(fd, found, size, 0) == (ssize_t)size && memcmp(found, now, size) == 0,
+              "%d: the file was changed", i);
+    }
+    CHECK(refused > 60, "%d refused", refused);
+    close(fd);
+    free(sound);
+    free(now);
+    free(found);
+}
+
 static void put_row(const char *table, const void *name, size_t len, const void *data, size_t size) {
     char path[512];
     MDB_env *env;
@@ -601,6 +642,7 @@ static const test_case CASES[] = {
     {"folders", test_folders, true},
     {"truncated", test_truncated, true},
     {"damaged pages", test_damaged_pages, true},
+    {"damaged bytes", test_damaged_bytes, true},
     {"formats", test_formats, true},
     {"format 1", test_format_1},
     {"bad pieces", test_bad_pieces, true},

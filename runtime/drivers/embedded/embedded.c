@@ -9,6 +9,8 @@
 #include <sys/inotify.h>
 #include <unistd.h>
 
+#include "base/log.h"
+
 enum { POLL_MS = 500 };
 static const uint64_t SIZE_LEAST = 4ull << 20, SIZE_MOST = 16ull << 40;
 
@@ -48,9 +50,20 @@ static void watch_others(mw_conn *c) {
     free(file); /* without a watch (their number is limited) the poll below has to do */
 }
 
+/* A write to the head of the file failed. What is on the disk is sound, but LMDB refuses to go on with it in
+ * this process; another one can. Nothing is lost: what was not settled is delivered again. */
+static void end_process(const mwe_store *s) {
+    mw_log_begin(MW_ERROR, "the store failed to write; this process ends, for another one to open it again");
+    mw_log_text("store", s->folder);
+    mw_log_end();
+    mw_log_flush();
+    _exit(MW_EXIT_AGAIN);
+}
+
 static void poll_fired(mw_timer *t) {
     mw_conn *c = mw_container_of(t, mw_conn, poll);
-    mwe_worker_beat(c->store->worker, mw_loop_wall_ms(c->loop)); /* a commit may keep the writer for long */
+    if (c->subs && atomic_load(&c->store->broken)) end_process(c->store);
+    mwe_worker_beat(c->store->worker); /* a commit may keep the writer for long */
     others_wrote(c);
     look_all(c); /* the count of others' commits may hide one that crossed with ours */
     mwe_sweep(c);

@@ -40,6 +40,12 @@ int64_t mwe_wall_ms(void) {
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
+int64_t mwe_boot_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_BOOTTIME, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
 /* ---- the folder ---- */
 
 static int make_folders(const char *path, mw_error *e) {
@@ -92,25 +98,34 @@ static int check_folder(const char *folder, bool *fresh, mw_error *e) {
     return 0;
 }
 
-/* LMDB believes the page size in its header, so that is looked at first. */
+typedef struct head { /* the beginning of each of the two meta pages of an LMDB file */
+    uint8_t page_header[16];
+    uint32_t magic, version;
+    uint64_t address, map_size;
+    uint32_t page_size;
+} head;
+
+static bool sane_head(const head *h) {
+    return h->magic == (uint32_t)MDB_MAGIC && h->page_size >= OLDEST_PAGE && h->page_size <= LARGEST_PAGE &&
+           (h->page_size & (h->page_size - 1)) == 0;
+}
+
+/* LMDB believes the page size in the newer of its heads, so both are looked at first. */
 static int check_header(const char *file, mw_error *e) {
-    struct { /* the beginning of an LMDB file: page header, then the meta record */
-        uint8_t page_header[16];
-        uint32_t magic, version;
-        uint64_t address, map_size;
-        uint32_t page_size;
-    } head;
+    head first, second;
     int fd = open(file, O_RDWR | O_CLOEXEC);
     if (fd < 0) return mw_fail(e, errno, false, "cannot open %s: %s", file, strerror(errno));
-    ssize_t n = pread(fd, &head, sizeof head, 0);
+    ssize_t n = pread(fd, &first, sizeof first, 0);
+    bool sane = n == (ssize_t)sizeof first && sane_head(&first);
+    ssize_t more = sane ? pread(fd, &second, sizeof second, first.page_size) : 0;
     int why = errno;
     close(fd);
-    if (n < 0) return mw_fail(e, why, false, "cannot read %s: %s", file, strerror(why));
+    if (n < 0 || more < 0) return mw_fail(e, why, false, "cannot read %s: %s", file, strerror(why));
     if (n == 0) return 0; /* made and never written: as good as absent */
-    bool sane = n == (ssize_t)sizeof head && head.magic == (uint32_t)MDB_MAGIC &&
-                head.page_size >= OLDEST_PAGE && head.page_size <= LARGEST_PAGE &&
-                (head.page_size & (head.page_size - 1)) == 0;
     if (!sane) return mw_fail(e, MW_EFORMAT, false, "%s is not a Moonwire store: not an LMDB file", file);
+    if (more != (ssize_t)sizeof second || !sane_head(&second) || second.page_size != first.page_size)
+        return mw_fail(e, MW_EFORMAT, false,
+                       "%s is damaged: its second head makes no sense; put a backup in its place", file);
     return 0;
 }
 

@@ -48,7 +48,7 @@ uint64_t mwe_random(void); /* never 0 */
 mwe_worker *mwe_worker_open(const char *folder, mw_error *e);
 void mwe_worker_close(mwe_worker *w); /* removes the file; NULL is fine */
 uint64_t mwe_worker_id(const mwe_worker *w);
-void mwe_worker_beat(mwe_worker *w, int64_t now); /* any thread */
+void mwe_worker_beat(mwe_worker *w); /* any thread */
 /* A handler starts: returns where that is noted, or 0 when there was no room. Loop threads. */
 uint32_t mwe_worker_begin(mwe_worker *w, uint32_t channel, uint32_t group, uint64_t seq, uint8_t priority,
                           uint32_t attempt);
@@ -122,6 +122,7 @@ struct mwe_store {
     uint32_t limit;  /* items per transaction; shrinks when the map is full */
     uint32_t turned; /* commits made only to get at free pages, since the last that did something */
     int64_t last_beat;
+    atomic_bool broken; /* LMDB takes nothing more until the file is opened again */
 };
 
 /* store.c. Folder problems, foreign and damaged files fail here, before anything is changed. */
@@ -130,6 +131,7 @@ void mwe_store_close(mwe_store *s);
 int mwe_store_resized(mwe_store *s); /* another process made the file larger than our map */
 void mwe_store_error(mwe_store *s, int code, mw_error *e); /* code: MW_E*, MDB_*, errno */
 int64_t mwe_wall_ms(void);
+int64_t mwe_boot_ms(void); /* goes on while the machine sleeps, and is never set */
 
 /* A snapshot for the loop's thread; *reader is kept by the caller between calls, NULL at first. 0 or a code.
  */

@@ -25,6 +25,7 @@ enum {
     DUPLICATES = 0x40,
     BIG = 1, /* flags of nodes */
     TABLE = 2,
+    OTHER_ROWS = 0x76, /* flags of trees: reversed keys, several values to a key; we have none such */
 };
 static const uint64_t NO_PAGE = UINT64_MAX;
 
@@ -142,6 +143,7 @@ static int walk_page(walk *w, uint64_t page, int depth, bool tables) {
 }
 
 static int walk_tree(walk *w, const tree *t, bool tables) {
+    if (t->flags & OTHER_ROWS) return bad(w, t->root, "its tree is of another kind than it should be");
     if (t->root == NO_PAGE) return 0;
     if (t->depth == 0 || t->depth > DEPTH_MOST) return bad(w, t->root, "its tree has an impossible depth");
     return walk_page(w, t->root, t->depth, tables);

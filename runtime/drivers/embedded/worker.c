@@ -25,7 +25,7 @@ static const char DIED[] = "worker died while handling it";
 
 typedef struct head {
     char magic[8];
-    atomic_int_fast64_t beat; /* wall ms */
+    atomic_int_fast64_t beat; /* ms since the machine started: the wall clock may be set */
 } head;
 
 typedef struct begun {
@@ -86,7 +86,7 @@ static bool fill_file(mwe_worker *w) {
         return false;
     }
     memcpy(w->head->magic, "mwworker", 8);
-    mwe_worker_beat(w, mwe_wall_ms());
+    mwe_worker_beat(w);
     return grow_table(w);
 }
 
@@ -132,8 +132,8 @@ void mwe_worker_close(mwe_worker *w) {
     free(w);
 }
 
-void mwe_worker_beat(mwe_worker *w, int64_t now) {
-    atomic_store_explicit(&w->head->beat, now, memory_order_relaxed);
+void mwe_worker_beat(mwe_worker *w) {
+    atomic_store_explicit(&w->head->beat, mwe_boot_ms(), memory_order_relaxed);
 }
 
 uint32_t mwe_worker_begin(mwe_worker *w, uint32_t channel, uint32_t group, uint64_t seq, uint8_t priority,
@@ -199,7 +199,7 @@ static mwe_grave *look(mwe_txn *t, uint64_t id) {
 mwe_life mwe_worker_look(mwe_txn *t, uint64_t id, int64_t lease_ms) {
     const mwe_grave *g = look(t, id);
     if (g->life == MWE_DEAD) return MWE_DEAD;
-    return g->beat < t->now - lease_ms ? MWE_SILENT : MWE_ALIVE;
+    return g->beat < mwe_boot_ms() - lease_ms ? MWE_SILENT : MWE_ALIVE;
 }
 
 /* Raises the attempts of a message to `attempt`, if it still waits in ready; notes why. */

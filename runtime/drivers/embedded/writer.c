@@ -151,10 +151,10 @@ static void wake_conns(mwe_store *s) {
 /* ---- the thread ---- */
 
 static void beat(mwe_store *s) {
-    int64_t now = mwe_wall_ms();
-    if (now >= s->last_beat && now - s->last_beat < BEAT_MS) return;
+    int64_t now = mwe_boot_ms();
+    if (now - s->last_beat < BEAT_MS) return;
     s->last_beat = now;
-    mwe_worker_beat(s->worker, now);
+    mwe_worker_beat(s->worker);
 }
 
 /* Waits for work, beating; takes all of it. False: stop. */
@@ -181,6 +181,7 @@ static void *write_all(void *arg) {
         beat(s);
         int rc = write_group(s, &news);
         sort_out(s, rc);
+        if (rc == MDB_PANIC) atomic_store(&s->broken, true);
         if (rc == 0 && news) {
             wake_conns(s);
             spread_news(s);
