@@ -47,8 +47,8 @@ function M.cannot(h, case) return h.server.mock and NOT_ON_MOCK[case.name] or ni
 
 function M.version() return kafka.shared().kind end
 
--- The newest broker, for the contract; everything else runs on the oldest that is supported. Its sanitized run would prove
--- nothing about Moonwire that the other one does not.
+-- The newest broker, for the contract; everything else runs on the oldest that is supported. Its sanitized run would
+-- prove nothing about Moonwire that the other one does not.
 local function newest()
   local driver = { name = "kafka-4", broker = kafka.newest }
   function driver.version() return kafka.shared(kafka.newest).kind end

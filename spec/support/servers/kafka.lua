@@ -149,7 +149,8 @@ local function real(options)
 end
 
 --- A broker of one's own:
---- { version = text, properties = text, secure = { port = }, sasl = { port = }, scram = { … }, java = { … } }; nil, why not.
+--- { version = text, properties = text, secure = { port = }, sasl = { port = }, scram = { … }, java = { … } };
+--- nil, why not.
 function M.new(options) return real(options or {}) end
 
 -- The one of its version that all specs of this process share; it outlives busted's reloading of modules.
