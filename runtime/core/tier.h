@@ -9,6 +9,9 @@ enum { MW_TIER_CHANNEL = 300 };
 
 void mw_tier_channel(char out[MW_TIER_CHANNEL], const char *channel, int64_t delay_ms);
 
+/* Where it first stood, as the driver's `locate` names it. It stays on the message until that is settled. */
+#define MW_TIER_ORIGIN "mw-retry-origin"
+
 /* On a message in a retry channel; taken off again when it is delivered. */
 #define MW_TIER_ATTEMPTS  "mw-retry-attempts"  /* made so far */
 #define MW_TIER_DUE       "mw-retry-due"       /* wall ms of the next one */

@@ -27,11 +27,16 @@ static void add_time(mw_headers *h, const char *name, int64_t ms) {
     mw_headers_addf(h, name, "%.*s.%03dZ", (int)n, text, (int)(ms % 1000));
 }
 
-/* What an earlier death added is replaced, the rest stays byte for byte. */
+static bool begins_with(const mw_header *x, const char *text) {
+    size_t n = strlen(text);
+    return x->name_len >= n && memcmp(x->name, text, n) == 0;
+}
+
+/* What an earlier death or a retry channel added is replaced, the rest stays byte for byte. */
 static void copy_headers(mw_headers *h, const mw_parts *parts) {
     size_t at = 0;
     for (mw_header x; mw_headers_next(parts->headers, parts->headers_len, &at, &x);)
-        if (x.name_len < sizeof PREFIX - 1 || memcmp(x.name, PREFIX, sizeof PREFIX - 1) != 0)
+        if (!begins_with(&x, PREFIX) && !begins_with(&x, MW_TIER_ORIGIN))
             mw_headers_add(h, x.name, x.name_len, x.value, x.value_len);
 }
 
@@ -89,6 +94,13 @@ mw_message *mw_tier_copy(const mw_delivery *d, int64_t delay_ms) {
     mw_headers_addf(&h, MW_TIER_DUE, "%lld", (long long)(now + delay_ms));
     mw_headers_addf(&h, MW_TIER_PUBLISHED, "%lld", (long long)parts.time_ms);
     add_text(&h, MW_TIER_ERROR, d->first_error);
+    const mw_pipeline *p = d->pipeline;
+    if (p->driver->locate && p->sub &&
+        !mw_headers_find(parts.headers, parts.headers_len, MW_TIER_ORIGIN, &x)) {
+        char name[MW_NAME_SPACE];
+        size_t len = p->driver->locate(p->sub, d->tag, d->unit, name, sizeof name);
+        add(&h, MW_TIER_ORIGIN, name, len);
+    }
     parts.headers = h.data;
     parts.headers_len = h.len;
     parts.time_ms = now;

@@ -54,4 +54,5 @@ return {
   require("spec.contract.rabbitmq").stream,
   require("spec.contract.rabbitmq").tls,
   require "spec.contract.kafka",
+  require("spec.contract.kafka").newest,
 }

@@ -123,8 +123,9 @@ describe("kafka", function()
   end)
 
   it("retries through topics: each attempt after its delay, other messages of the key go on", function()
-    local h = new { name = "tiers", partitions = 2,
+    local h = new { name = "tiers", partitions = 2, options = "&dead.headers=spring",
                     topics = { ["in.retry.300ms"] = 1, ["in.retry.1s"] = 1 } }
+    h:publish { { "x", id = "before", key = "a" } } -- so that the place of the next one is not the first
     h:start { settings = "retry = { topics = { 0.3, 1 } },", handler = [[
       function M.handle(msg)
         trace("try", msg)
@@ -141,17 +142,45 @@ describe("kafka", function()
     assert.is_true(first >= 0.29 and first < 0.3 + 1 * h.late, "first after " .. first)
     assert.is_true(second >= 0.99 and second < 1 + 1 * h.late, "second after " .. second)
     local good = h.trace:of "done"
-    assert.equal("good", good[1].id)
-    assert.is_true(good[1].time < tries[2].time)
+    assert.equal("good", good[2].id)
+    assert.is_true(good[2].time < tries[2].time)
     local letter = h:dead()[1]
     assert.equal("3", letter.headers["mw-dead-attempts"])
     assert.equal("no 1", letter.headers["mw-dead-first-error"])
     assert.equal("no 3", letter.headers["mw-dead-last-error"])
     assert.equal("in", letter.headers["mw-dead-channel"])
-    assert.equal(h.prefix .. "in.retry.1s", letter.headers["mw-dead-topic"])
+    assert.equal(h.prefix .. "in", letter.headers["mw-dead-topic"]) -- where it stood first, not the retry topic
+    assert.equal("1", letter.headers["mw-dead-offset"])
+    assert.equal(h.prefix .. "in", letter.headers["kafka_dlt-original-topic"])
+    assert.equal("\0\0\0\0\0\0\0\1", letter.headers["kafka_dlt-original-offset"])
     assert.equal("1", letter.headers.mine)
-    assert.is_nil(letter.headers["mw-retry-attempts"])
+    for name in pairs(letter.headers) do assert.is_nil(name:match "^mw%-retry%-") end
     h:wait_settled "in"
+  end)
+
+  it("has retry topics for each class of errors", function()
+    local h = new { name = "tiers-class", partitions = 1,
+                    topics = { ["in.retry.200ms"] = 1, ["in.retry.700ms"] = 1, ["in.retry.900ms"] = 1 } }
+    h:start { settings = "retry = { topics = { 0.2 }, classes = { busy = { topics = { 0.7, 0.9 } } } },", handler = [[
+      function M.handle(msg)
+        trace("try", msg)
+        if msg.id == "held" and msg.attempt == 1 then return mw.retry { after = 0.1 } end
+        if msg.id == "busy" then error(mw.error("busy", "full")) end
+        if msg.id == "plain" then error("no", 0) end
+      end]] }
+    h:publish { { "x", id = "busy" }, { "x", id = "plain" }, { "x", id = "held" } }
+    h:wait(function() return #h:dead() == 2 end, 20, "the dead letters")
+    local times = {}
+    for _, line in ipairs(h.trace:of "try") do
+      times[line.id] = times[line.id] or {}
+      table.insert(times[line.id], line.time)
+    end
+    assert.same({ 3, 2, 2 }, { #times.busy, #times.plain, #times.held })
+    local waited = { times.busy[2] - times.busy[1], times.busy[3] - times.busy[2], times.plain[2] - times.plain[1] }
+    for i, least in ipairs { 0.69, 0.89, 0.19 } do assert.is_true(waited[i] >= least, waited[i] .. " < " .. least) end
+    assert.equal(1, #h:messages "in.retry.200ms")
+    assert.equal(1, #h:messages "in.retry.700ms")
+    assert.equal(1, #h:messages "in.retry.900ms")
   end)
 
   it("keeps what waits in a retry topic through a crash", function()
@@ -195,8 +224,45 @@ describe("kafka", function()
       local body = ("squeeze me "):rep(2000)
       h:publish { { body, id = "m1" } }
       assert.equal(body, h:messages("in")[1].body)
+      if not real then return end
+      local files = process.run { "sh", "-c", ("cat '%s'/data/'%sin'-*/*.log | wc -c"):format(h.server.dir, h.prefix) }
+      local stored = tonumber(files.stdout)
+      if codec == "none" then
+        assert.is_true(stored >= #body, stored .. " bytes")
+      else
+        assert.is_true(stored > 0 and stored < #body / 4, stored .. " bytes of " .. #body)
+      end
     end)
   end
+
+  -- The numbers are those of Kafka's own tests of its murmur2.
+  it("puts keys where Java's clients put them, on request", function()
+    local h = new { name = "partitioner", options = "&partitioner=murmur2_random" }
+    local hashes = { ["21"] = -973932308, foobar = -790332482, ["a-little-bit-long-string"] = -985981536,
+                     ["a-little-bit-longer-string"] = -1486304829, abc = 479470107 }
+    for key in pairs(hashes) do h:publish { { "x", id = key, key = key } } end
+    local found = 0
+    for _, m in ipairs(h:messages "in") do
+      found = found + 1
+      local partition = tonumber(tostring(m.position):match "^(%d+)%-" or 0)
+      assert.equal(bit.band(hashes[m.key], 0x7fffffff) % h.partitions, partition, m.key)
+    end
+    assert.equal(5, found)
+  end)
+
+  it("keeps time and order of messages whose batch was too large", function()
+    local h = new { name = "batch", topics = {
+      small = { partitions = 1, config = { ["max.message.bytes"] = 2000 } } } }
+    local list, before = {}, os.time() - 5
+    for i = 1, 200 do list[i] = { ("y"):rep(400), id = "m" .. i, key = "k" } end
+    h.broker:publish("small", list)
+    local found = h:messages "small"
+    assert.equal(200, #found)
+    for i, m in ipairs(found) do
+      assert.equal("m" .. i, m.id)
+      assert.is_true(m.time >= before, "its time is " .. tostring(m.time))
+    end
+  end)
 
   it("counts a queue that is full as no failure", function()
     local h = new { name = "full", partitions = 1, options = "&queue.buffering.max.messages=50" }

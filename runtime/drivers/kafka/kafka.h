@@ -235,6 +235,9 @@ kafka_unread *kafka_unread_new(void);
 void kafka_unread_read(kafka_unread *list, uint64_t now); /* those that have been unread for too long */
 void kafka_unread_free(kafka_unread *list);               /* reads all; NULL is fine */
 /* "topic-partition-offset" */
+/* The way back from kafka_record_name; false: it is none. */
+bool kafka_record_place(const char *name, size_t len, size_t *topic_len, uint32_t *partition,
+                        uint64_t *offset);
 size_t kafka_record_name(const char *topic, int32_t partition, uint64_t offset, char *out, size_t size);
 rd_kafka_headers_t *kafka_record_headers(const mw_parts *p);
 bool kafka_record_is_tombstone(const mw_parts *p);

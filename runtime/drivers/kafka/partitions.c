@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "core/tier.h"
 #include "drivers/kafka/kafka.h"
 
 enum { BATCH = 256, SHARE = 128, TOPIC_SHIFT = 24, HEAVY = 1024 };
@@ -244,20 +245,41 @@ static void add_text(mw_headers *out, const char *name, const char *value, size_
     mw_headers_add(out, name, strlen(name), value, len);
 }
 
+typedef struct origin {
+    const char *topic;
+    size_t topic_len;
+    uint32_t partition;
+    uint64_t offset;
+} origin;
+
+/* One that came through retry topics says where it stood before. */
+static origin origin_of(const kafka_sub *s, const mw_origin *o, const mw_parts *parts) {
+    origin at;
+    mw_header h;
+    if (mw_headers_find(parts->headers, parts->headers_len, MW_TIER_ORIGIN, &h) &&
+        kafka_record_place(h.value, h.value_len, &at.topic_len, &at.partition, &at.offset)) {
+        at.topic = h.value;
+    } else {
+        at.topic = topic_of(s, o->unit);
+        at.topic_len = strlen(at.topic);
+        at.partition = partition_of(o->unit);
+        at.offset = kafka_tag_offset(o->tag);
+    }
+    return at;
+}
+
 void kafka_origin(mw_sub *sub, const mw_origin *o, mw_headers *out) {
     kafka_sub *s = (kafka_sub *)sub;
-    uint32_t partition = partition_of(o->unit);
-    const char *name = topic_of(s, o->unit);
-    uint64_t offset = kafka_tag_offset(o->tag);
-    mw_headers_addf(out, "mw-dead-topic", "%s", name);
-    mw_headers_addf(out, "mw-dead-partition", "%u", partition);
-    mw_headers_addf(out, "mw-dead-offset", "%llu", (unsigned long long)offset);
-    if (!s->conn->spring) return;
     mw_parts parts;
     mw_message_parts(o->msg, &parts);
-    add_text(out, "kafka_dlt-original-topic", name, strlen(name));
-    add_number(out, "kafka_dlt-original-partition", partition, 4);
-    add_number(out, "kafka_dlt-original-offset", offset, 8);
+    origin at = origin_of(s, o, &parts);
+    mw_headers_addf(out, "mw-dead-topic", "%.*s", (int)at.topic_len, at.topic);
+    mw_headers_addf(out, "mw-dead-partition", "%u", at.partition);
+    mw_headers_addf(out, "mw-dead-offset", "%llu", (unsigned long long)at.offset);
+    if (!s->conn->spring) return;
+    add_text(out, "kafka_dlt-original-topic", at.topic, at.topic_len);
+    add_number(out, "kafka_dlt-original-partition", at.partition, 4);
+    add_number(out, "kafka_dlt-original-offset", at.offset, 8);
     add_number(out, "kafka_dlt-original-timestamp", (uint64_t)parts.time_ms, 8);
     add_text(out, "kafka_dlt-original-timestamp-type", "CreateTime", 10);
     add_text(out, "kafka_dlt-original-consumer-group", s->group, strlen(s->group));

@@ -29,9 +29,10 @@ struct kafka_producer {
     mw_wake wake;
     mw_deferred serving;
     mw_timer poll;
-    mw_buf waiting; /* of mw_publication, while the queue is full */
+    mw_buf waiting; /* of mw_publication, while the queue is full or messages go out one by one */
     size_t waiting_at;
-    mw_buf late; /* of void *: cookies of what comes from handlers that lost their message */
+    bool one_by_one; /* a batch was refused; until everything that is out is answered */
+    mw_buf late;     /* of void *: cookies of what comes from handlers that lost their message */
     kafka_errands *errands;
 };
 
@@ -190,18 +191,32 @@ static int try_publish(kafka_producer *p, const mw_publication *m) {
     }
     if (err == RD_KAFKA_RESP_ERR__QUEUE_FULL) return 0;
     if (err) {
-        refuse(p->conn, m->cookie, m->channel, err);
+        char *topic = kafka_topic(p->conn, m->channel);
+        refuse(p->conn, m->cookie, topic, err);
+        free(topic);
         return -1;
     }
     p->current->out++;
     return 1;
 }
 
+/* There may always be some that wait: those in front must not stay for ever. */
+static void forget_published(kafka_producer *p) {
+    size_t gone = p->waiting_at * sizeof(mw_publication);
+    if (gone < p->waiting.len / 2) return;
+    memmove(p->waiting.data, p->waiting.data + gone, p->waiting.len - gone);
+    p->waiting.len -= gone;
+    p->waiting_at = 0;
+}
+
 static void publish_waiting(kafka_producer *p) {
     size_t count = p->waiting.len / sizeof(mw_publication);
     while (p->waiting_at < count) {
         mw_publication m = ((mw_publication *)(void *)p->waiting.data)[p->waiting_at];
-        if (try_publish(p, &m) == 0) return;
+        if (try_publish(p, &m) == 0) {
+            forget_published(p);
+            return;
+        }
         p->waiting_at++;
         count = p->waiting.len / sizeof(mw_publication); /* a refusal may have caused another publish */
     }
@@ -209,6 +224,17 @@ static void publish_waiting(kafka_producer *p) {
 }
 
 /* ---- reports ---- */
+
+/* What stands behind a refused batch must not overtake it: it comes back and goes the same way. */
+static void begin_one_by_one(kafka_producer *p) {
+    p->one_by_one = true;
+    rd_kafka_purge(p->current->rk, RD_KAFKA_PURGE_F_QUEUE | RD_KAFKA_PURGE_F_NON_BLOCKING);
+}
+
+static void maybe_end_one_by_one(kafka_producer *p) {
+    if (p->one_by_one && !(p->current && p->current->out) && !(p->singly && p->singly->out))
+        p->one_by_one = false;
+}
 
 /* Its body is still there, see produce; everything else is copied. false: that cannot be done now. */
 static bool send_singly(kafka_producer *p, rd_kafka_message_t *m) {
@@ -223,6 +249,7 @@ static bool send_singly(kafka_producer *p, rd_kafka_message_t *m) {
     rd_kafka_headers_t *headers = NULL;
     rd_kafka_timestamp_type_t kind;
     if (!p->singly || rd_kafka_message_detach_headers(m, &headers)) return false;
+    m->err = 0; /* of one that failed it tells no time, although it is there */
     rd_kafka_resp_err_t err = rd_kafka_producev(
         p->singly->rk, RD_KAFKA_V_TOPIC(rd_kafka_topic_name(m->rkt)), RD_KAFKA_V_MSGFLAGS(0),
         RD_KAFKA_V_VALUE(m->payload, m->len), RD_KAFKA_V_KEY(m->key, m->key_len),
@@ -233,16 +260,25 @@ static bool send_singly(kafka_producer *p, rd_kafka_message_t *m) {
     return !err;
 }
 
+static bool goes_singly(const handle *h, rd_kafka_resp_err_t err, bool company) {
+    const kafka_producer *p = h->owner;
+    if (h != p->current) return false;
+    return (err == RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE && company) ||
+           (err == RD_KAFKA_RESP_ERR__PURGE_QUEUE && p->one_by_one);
+}
+
 static void reported(handle *h, rd_kafka_event_t *ev) {
     kafka_conn *c = h->owner->conn;
     bool company = rd_kafka_event_message_count(ev) > 1 || h->out > 1;
     for (const rd_kafka_message_t *m; (m = rd_kafka_event_message_next(ev));) {
         h->out--;
-        if (m->err == RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE && company && h != h->owner->singly &&
-            send_singly(h->owner, (rd_kafka_message_t *)(uintptr_t)m)) {
-            continue;
-        } else if (m->err) {
-            refuse(c, m->_private, rd_kafka_topic_name(m->rkt), m->err);
+        rd_kafka_resp_err_t err = m->err;
+        if (goes_singly(h, err, company)) {
+            if (!h->owner->one_by_one) begin_one_by_one(h->owner);
+            if (send_singly(h->owner, (rd_kafka_message_t *)(uintptr_t)m)) continue;
+        }
+        if (err) {
+            refuse(c, m->_private, rd_kafka_topic_name(m->rkt), err);
         } else {
             kafka_up(c);
             tell(c, m->_private, NULL);
@@ -302,7 +338,8 @@ static void serve_all(mw_deferred *d) {
             end_handle(h);
         }
     }
-    if (p->waiting.len) publish_waiting(p);
+    maybe_end_one_by_one(p);
+    if (p->waiting.len && !p->one_by_one) publish_waiting(p);
     if (more) mw_defer(p->conn->loop, &p->serving, serve_all);
 }
 
@@ -345,7 +382,7 @@ static bool stood_still(kafka_conn *c) {
 /* How many librdkafka took at once, while they are still in the cache. */
 static size_t publish_now(kafka_producer *p, const mw_publication *list, size_t count) {
     size_t n = 0;
-    if (!p->current || p->waiting.len) return 0;
+    if (!p->current || p->waiting.len || p->one_by_one) return 0;
     while (n < count && !produce(p->current, &list[n])) n++;
     p->current->out += (uint32_t)n;
     return n;

@@ -98,6 +98,26 @@ size_t kafka_record_name(const char *topic, int32_t partition, uint64_t offset, 
     return head + tail;
 }
 
+/* The number behind the last dash before `*len`, which moves there; -1: there is none. */
+static int64_t last_number(const char *name, size_t *len) {
+    size_t dash = *len;
+    while (dash && name[dash - 1] != '-') dash--;
+    if (!dash) return -1;
+    int64_t v = whole_number(name + dash, *len - dash);
+    *len = dash - 1;
+    return v;
+}
+
+bool kafka_record_place(const char *name, size_t len, size_t *topic_len, uint32_t *partition,
+                        uint64_t *offset) {
+    int64_t at = last_number(name, &len), part = last_number(name, &len);
+    if (at < 0 || part < 0 || part > INT32_MAX || !len) return false;
+    *topic_len = len;
+    *partition = (uint32_t)part;
+    *offset = (uint64_t)at;
+    return true;
+}
+
 static int64_t time_of(const rd_kafka_message_t *m) {
     rd_kafka_timestamp_type_t kind;
     int64_t time = rd_kafka_message_timestamp(m, &kind);

@@ -10,6 +10,7 @@ local Server = {}
 Server.__index = Server
 
 M.version = os.getenv "MW_KAFKA_VERSION" or "3.9.1"
+M.newest = "4.3.1" -- the contract is proved on both
 
 local POM = [[
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -67,17 +68,17 @@ local function spill(path, text)
 end
 
 --- The folder of the jars; nil and why not.
-function M.jars()
+function M.jars(version)
   local cache = (os.getenv "XDG_CACHE_HOME" or os.getenv "HOME" .. "/.cache") .. "/moonwire"
-  local dir = ("%s/kafka-%s"):format(cache, M.version)
+  local dir = ("%s/kafka-%s"):format(cache, version)
   if exists(dir .. "/complete") then return dir end
   if not process.which "mvn" then return nil, "no mvn to fetch the broker's jars" end
   local work = process.tmpdir()
-  spill(work .. "/pom.xml", POM:format(M.version))
+  spill(work .. "/pom.xml", POM:format(version))
   local fetched = process.run { { "mvn", "-B", "-q", "dependency:copy-dependencies", "-DincludeScope=runtime",
     "-DoutputDirectory=" .. work .. "/jars" }, cwd = work, timeout = 300 }
   if fetched.code ~= 0 then return nil, "mvn: " .. (fetched.stdout .. fetched.stderr):sub(1, 500) end
-  spill(work .. "/jars/complete", M.version .. "\n")
+  spill(work .. "/jars/complete", version .. "\n")
   process.run { "mkdir", "-p", cache }
   process.run { "mv", "-T", work .. "/jars", dir } -- fails when another run was faster: then theirs is there
   return exists(dir .. "/complete") and dir or nil, "cannot write " .. dir
@@ -126,10 +127,11 @@ end
 local function real(options)
   if os.getenv "MW_KAFKA" == "mock" then return nil, "MW_KAFKA=mock" end
   if not process.which "java" then return nil, "no java" end
-  local jars, why = M.jars()
+  local version = options.version or M.version
+  local jars, why = M.jars(version)
   if not jars then return nil, why end
   local self = setmetatable({ jars = jars, dir = process.tmpdir(), controller = process.free_port(),
-    bootstrap = "127.0.0.1:" .. process.free_port(), kind = "Kafka " .. M.version,
+    bootstrap = "127.0.0.1:" .. process.free_port(), kind = "Kafka " .. version,
     secure = options.secure, sasl = options.sasl, java = options.java }, Server)
   local inner, public = listeners(self)
   spill(self.dir .. "/server.properties",
@@ -147,22 +149,23 @@ local function real(options)
 end
 
 --- A broker of one's own:
---- { properties = text, secure = { port = }, sasl = { port = }, scram = { … }, java = { … } }; nil, why not.
+--- { version = text, properties = text, secure = { port = }, sasl = { port = }, scram = { … }, java = { … } };
+--- nil, why not.
 function M.new(options) return real(options or {}) end
 
--- The one that all specs of this process share; it outlives busted's reloading of modules.
-function M.shared()
-  local registry = debug.getregistry()
-  local server = registry["moonwire.spec.kafka"]
+-- The one of its version that all specs of this process share; it outlives busted's reloading of modules.
+function M.shared(version)
+  local registry, name = debug.getregistry(), "moonwire.spec.kafka " .. (version or M.version)
+  local server = registry[name]
   if server then return server end
   local why
-  server, why = real {}
+  server, why = real { version = version }
   if not server then
     io.stderr:write("NOTE: no Kafka broker (", why, "); librdkafka's mock cluster stands in for it\n")
     local mock = client.mock_cluster()
     server = setmetatable({ mock = mock, bootstrap = mock.bootstrap, kind = "librdkafka's mock cluster" }, Server)
   end
-  registry["moonwire.spec.kafka"] = server
+  registry[name] = server
   return server
 end
 
