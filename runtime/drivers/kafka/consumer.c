@@ -183,6 +183,15 @@ static int join(kafka_sub *s, mw_error *e) {
     return err ? mw_fail(e, MW_EUSAGE, false, "Kafka: topic \"%s\": %s", s->topic, rd_kafka_err2str(err)) : 0;
 }
 
+void kafka_sub_join(kafka_sub *s) {
+    mw_error e;
+    if (!join(s, &e)) return;
+    mw_log_begin(MW_WARN, "kafka: cannot subscribe");
+    mw_log_text("group", s->group);
+    mw_log_text("error", e.text);
+    mw_log_end();
+}
+
 static void free_sub(kafka_sub *s) {
     for (uint32_t i = 0; i < s->topic_count; i++) free(s->topics[i]);
     free(s->group);
@@ -268,6 +277,7 @@ static void dismantle(kafka_sub *s) {
     *at = s->next;
     mw_timer_stop(&s->tick);
     mw_timer_stop(&s->pace);
+    mw_timer_stop(&s->stranded_timer);
     mw_timer_stop(&s->revoke_timer);
     mw_deferred_cancel(s->conn->loop, &s->pump);
     mw_deferred_cancel(s->conn->loop, &s->answering);

@@ -79,6 +79,7 @@ typedef enum { KAFKA_OPEN, KAFKA_COMMITS_LAST, KAFKA_LEAVES, KAFKA_GONE } kafka_
 
 enum { KAFKA_EPOCH_SHIFT = 48 }; /* of a tag: the offset is below */
 enum { KAFKA_RECENT = 64 };
+enum { KAFKA_TOPICS = 64 }; /* more than MW_TIERS + 1: room for retry channels of the past */
 
 typedef struct kafka_wait { /* a settlement that is answered when a commit has it */
     void *cookie;
@@ -93,7 +94,7 @@ struct kafka_sub {
     kafka_sub *next;
     kafka_conn *conn;
     mw_source *source;
-    char *topics[MW_TIERS + 1]; /* the channel, then its retry channels */
+    char *topics[KAFKA_TOPICS]; /* the channel, its retry channels, then those of the past (stranded.c) */
     uint32_t topic_count;
     char *topic, *group; /* topic: the first of them */
     bool from_start;
@@ -102,6 +103,7 @@ struct kafka_sub {
     kafka_sub_state state;
     int64_t session_ms;
     rd_kafka_t *rk;
+    uint32_t life; /* which one it is, of those that followed each other */
     rd_kafka_queue_t *events, *commits;
     kafka_errands *errands; /* asking for commits, and the end of the consumer */
     mw_wake wake;
@@ -135,6 +137,8 @@ struct kafka_sub {
     mw_timer revoke_timer;
     bool revoke_late;     /* no more waiting for handlers */
     uint32_t assignments; /* counts, so that a late answer is known as such */
+
+    mw_timer stranded_timer; /* stranded.c */
 
     kafka_txn *txn; /* exactly once: commits are transactions; else NULL */
 
@@ -176,6 +180,7 @@ void kafka_begin(mw_sub *sub, uint64_t tag, uint32_t unit);
 void kafka_pause(mw_sub *sub);
 void kafka_unsubscribe(mw_sub *sub);
 void kafka_sub_pump(kafka_sub *s);
+void kafka_sub_join(kafka_sub *s); /* again, because there are more topics */
 void kafka_sub_committed_last(kafka_sub *s);
 bool kafka_sub_stood_still(kafka_sub *s); /* just now; what it had is fenced */
 void kafka_sub_abandon(kafka_sub *s);     /* the connection closes: no answers any more */
@@ -212,6 +217,9 @@ void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev);
 void kafka_rebalance_check(kafka_sub *s);       /* a settlement came: is the revoked partition empty? */
 void kafka_lost(kafka_sub *s, const char *why); /* what we have is not ours any more */
 void kafka_gone(kafka_sub *s);                  /* a topic is, or is another one now */
+
+/* stranded.c */
+void kafka_stranded_look(kafka_sub *s);
 
 /* txn.c */
 kafka_txn *kafka_txn_new(kafka_sub *s);

@@ -170,6 +170,7 @@ static void asked(kafka_errand *e, bool alive) {
         }
         send_asking(s, a);
     } else {
+        if (!s->assigned_once) kafka_stranded_look(s);
         s->assigned_once = true;
         s->was_gone = false;
         start_parts(s, a);
