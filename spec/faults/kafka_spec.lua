@@ -195,6 +195,31 @@ describe("kafka", function()
     assert.is_true(again <= 2 * 2 * buffer, again .. " were handled again")
   end)
 
+  -- Stopped for most of its session, but not thrown out: it gives up what it has, to be sure. Then another one joins, and
+  -- only some partitions are taken away.
+  it("goes on with the partitions it kept when a pause and a cooperative rebalance come together", function()
+    local session = 6000
+    local h = new { name = "pause-sticky", partitions = 4, session = session,
+      options = "&partition.assignment.strategy=cooperative-sticky&heartbeat.interval.ms=300" }
+    local worker = h:start { handler = [[function M.handle(msg) trace("done", msg) end]] }
+    local at = {}
+    h:publish(keyed(200, 100, at))
+    h:wait_for("done", 200, 20)
+    h:wait_settled "in"
+    worker.child:kill "STOP"
+    h:stay(session / 1000 * h.late * 0.83)
+    worker.child:kill "CONT"
+    local other = h:start()
+    h:publish(keyed(200, 100, at))
+    h:wait(function() return worker.child:stderr():find("partitions given back", 1, true) end, 20,
+      "a partition to be given to the other")
+    assert.matches("stood still", worker.child:stderr())
+    h:wait_settled("in", 40)
+    observe(h.trace:of "done", at)
+    h:stop(other)
+    h:stop(worker)
+  end)
+
   it("takes gaps for what they are: a compacted topic is settled to its end", function()
     local h = new { name = "compact", partitions = 1, config = {
       ["cleanup.policy"] = "compact", ["segment.ms"] = 200, ["min.cleanable.dirty.ratio"] = "0.001",

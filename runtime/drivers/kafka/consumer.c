@@ -279,6 +279,7 @@ static void dismantle(kafka_sub *s) {
     mw_timer_stop(&s->pace);
     mw_timer_stop(&s->stranded_timer);
     mw_timer_stop(&s->revoke_timer);
+    mw_timer_stop(&s->look_timer);
     mw_deferred_cancel(s->conn->loop, &s->pump);
     mw_deferred_cancel(s->conn->loop, &s->answering);
     mw_deferred_cancel(s->conn->loop, &s->commit);

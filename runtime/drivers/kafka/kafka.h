@@ -135,8 +135,9 @@ struct kafka_sub {
     /* rebalance.c */
     rd_kafka_topic_partition_list_t *revoked; /* waits for its handlers */
     mw_timer revoke_timer;
-    bool revoke_late;     /* no more waiting for handlers */
-    uint32_t assignments; /* counts, so that a late answer is known as such */
+    bool revoke_late;    /* no more waiting for handlers */
+    bool coming;         /* an assignment waits for what is committed, and librdkafka for it */
+    mw_timer look_timer; /* until lost partitions that nobody revoked are taken up again */
 
     mw_timer stranded_timer; /* stranded.c */
 
