@@ -6,9 +6,12 @@ local client = require "spec.support.servers.kafka_client"
 local clock = require "spec.support.wait"
 local driver = require "spec.contract.kafka"
 local harness = require "spec.support.harness"
+local json = require "moonwire.json"
 local kafka = require "spec.support.servers.kafka"
+local process = require "spec.support.process"
 local supervised = require "spec.support.supervised"
 
+local binary = os.getenv "MOONWIRE_BIN"
 local real = not kafka.shared().mock
 
 C.mw_log_setup(0, 9)
@@ -193,6 +196,38 @@ describe("kafka", function()
     end
     for i = 1, n do assert.is_true(seen["m" .. i], "m" .. i .. " was not handled") end
     assert.is_true(again <= 2 * 2 * buffer, again .. " were handled again")
+  end)
+
+  it("comes back by itself when another process with its group.instance.id is gone", function()
+    local h = new { name = "twin", partitions = 2, options = "&group.instance.id=twin" }
+    local first = h:start { handler = [[function M.handle(msg) trace("done", msg) end]] }
+    local function some(name)
+      local list, before = {}, h.trace:count "done"
+      for i = 1, 10 do list[i] = { "x", id = name .. i, key = "k" .. i } end
+      h:publish(list)
+      h:wait_for("done", before + 10, 30)
+      h:wait_settled "in"
+      return h.trace:of("done")[before + 1].worker
+    end
+    local function status()
+      local ran = process.run { { binary, "status", first.dir, "--json" }, env = { BROKER_URL = h.url } }
+      assert.equal(0, ran.code, ran.stderr)
+      return json.decode(ran.stdout)
+    end
+    assert.equal(first.name, some "a")
+    local second = h:start()
+    h:wait(function() return first.child:stderr():find("failed for good", 1, true) end, 30, "the first to be fenced")
+    assert.equal(second.name, some "b")
+    h:stay(2) -- they do not throw each other out in turn
+    assert.is_nil(second.child:stderr():find("failed for good", 1, true))
+    local peer = status().connections[1]
+    assert.equal("waiting", peer.state)
+    assert.matches("fenced", peer.error)
+    h:stop(second)
+    assert.equal(first.name, some "c")
+    assert.equal("up", status().connections[1].state)
+    assert.equal(30, h.trace:count "done")
+    h:stop(first)
   end)
 
   -- Stopped for most of its session, but not thrown out: it gives up what it has, to be sure. Then another one joins, and

@@ -220,6 +220,15 @@ static void forget(kafka_part *p) {
     kafka_part_free(p);
 }
 
+void kafka_rebalance_forget(kafka_sub *s) {
+    mw_timer_stop(&s->revoke_timer);
+    mw_timer_stop(&s->look_timer);
+    while (s->part_count) forget(s->parts[0]);
+    if (s->revoked) rd_kafka_topic_partition_list_destroy(s->revoked);
+    s->revoked = NULL;
+    s->revoke_late = s->coming = s->gone = s->was_gone = false;
+}
+
 static void take(kafka_sub *s, const rd_kafka_topic_partition_list_t *list, bool again) {
     asking *a = calloc(1, sizeof *a);
     if (!a || !(a->epochs = calloc((size_t)list->cnt + 1, sizeof *a->epochs))) abort();
