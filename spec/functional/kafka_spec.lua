@@ -87,6 +87,10 @@ mw.pipeline "p" { from = broker:channel "in", handler = "log" }
         problem("kafka://127.0.0.1:1/?" .. name .. "=x"), 1, true)
     end
     assert.matches("no host", problem "kafka:", 1, true)
+    assert.matches('"99999" is no port of "127.0.0.1": expected 1 to 65535', problem "kafka://127.0.0.1:99999/", 1, true)
+    assert.matches('"abc" is no port of "b"', problem "kafka://a:1,b:abc/", 1, true)
+    assert.matches("empty host name", problem "kafka://a:1,,b:2/", 1, true)
+    assert.matches("IPv6 address is written in brackets", problem "kafka://::1:9092/", 1, true)
     assert.matches("letters, digits", problem "kafka://127.0.0.1:1/a/b", 1, true)
     assert.matches('it can be "spring"', problem "kafka://127.0.0.1:1/?dead.headers=summer", 1, true)
   end)
@@ -128,6 +132,38 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end, %s }
     end
     assert.matches("retry.classes.busy.topics must rise",
       check "retry = { classes = { busy = { topics = { 2, 1 } } } }", 1, true)
+  end)
+
+  it("cannot promise the order of a partition and give it up by retry topics", function()
+    assert.matches('retry.topics gives up the order that order = "source" promises',
+      check [[order = "source", retry = { topics = { 1 } }]], 1, true)
+    assert.equal("", check [[order = "key", retry = { topics = { 1 } }]])
+  end)
+
+  it("is exactly once only with properties that allow it", function()
+    local function refused(options, why)
+      local said = check("exactly_once = true", options)
+      assert.matches("moonwire.lua:3: .*exactly_once", said)
+      assert.matches(why, said, 1, true)
+      assert.equal("", check("exactly_once = false", options))
+    end
+    assert.equal("", check "exactly_once = true")
+    assert.equal("", check("exactly_once = true", "transaction.timeout.ms=60000&acks=all"))
+    refused("enable.idempotence=false", "enable.idempotence")
+    refused("isolation.level=read_uncommitted", "needs isolation.level=read_committed")
+    refused("message.timeout.ms=60000", "transaction.timeout.ms")
+    refused("enable.idempotence=false&acks=1", "enable.idempotence")
+    refused("enable.idempotence=false&max.in.flight.requests.per.connection=20", "enable.idempotence")
+  end)
+
+  it("has times that go together", function()
+    assert.matches("heartbeat.interval.ms=6000 must be less than session.timeout.ms (6000 ms)",
+      check("", "session.timeout.ms=6000&heartbeat.interval.ms=6000"), 1, true)
+    assert.matches("heartbeat.interval.ms=6000 must be less than the pipeline's lease (5000 ms)",
+      check("lease = 5", "heartbeat.interval.ms=6000"), 1, true)
+    assert.matches("max.poll.interval.ms=9000 must not be less than the pipeline's lease (10000 ms)",
+      check("lease = 10", "max.poll.interval.ms=9000"), 1, true)
+    assert.equal("", check("lease = 10", "max.poll.interval.ms=10000&heartbeat.interval.ms=2000"))
   end)
 end)
 
@@ -223,6 +259,16 @@ describe("kafka", function()
     h:wait_for("done", 1, 20)
     local tries = h.trace:of "try"
     assert.is_true(tries[2].time - tries[1].time >= 0.89)
+  end)
+
+  it("repeats the last delay of the retry topics when there are more attempts", function()
+    local h = new { name = "tier-attempts", partitions = 1, topics = { ["in.retry.200ms"] = 1 } }
+    h:start { settings = "retry = { topics = { 0.2 }, attempts = 4 },", handler = [[
+      function M.handle(msg) trace("try", msg) error("no", 0) end]] }
+    h:publish { { "x", id = "m1" } }
+    h:wait(function() return #h:dead() == 1 end, 20, "the dead letter")
+    assert.equal("4", h:dead()[1].headers["mw-dead-attempts"])
+    assert.equal(4, h.trace:count "try")
   end)
 
   it("reads what waits in a retry topic whose delay is not configured any more, and says so", function()

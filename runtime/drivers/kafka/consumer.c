@@ -135,14 +135,6 @@ void kafka_begin(mw_sub *sub, uint64_t tag, uint32_t unit) {
 
 /* ---- beginning ---- */
 
-static int64_t session_of(const kafka_conn *c, const mw_subscription *spec) {
-    char text[32] = "";
-    size_t len = sizeof text;
-    if (!kafka_conf_given(c, "session.timeout.ms")) return spec->lease_ms;
-    rd_kafka_conf_get(c->conf, "session.timeout.ms", text, &len);
-    return strtoll(text, NULL, 10);
-}
-
 /* The name of a static member: the user's, with the worker's slot, so that each worker has its own. */
 static void instance_name(const kafka_conn *c, char *out, size_t size) {
     size_t len = size - 16;
@@ -252,7 +244,7 @@ mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e)
     s->from_start = spec->from_start;
     s->start_kind = spec->start_kind;
     s->start_at = spec->start_at;
-    s->session_ms = session_of(c, spec);
+    s->session_ms = kafka_conf_session(c, spec->lease_ms);
     s->metadata_max = METADATA_MAX;
     if (mw_wake_start(c->loop, &s->wake, woken)) abort();
     s->errands = kafka_errands_new(c->loop);

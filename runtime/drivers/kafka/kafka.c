@@ -97,6 +97,7 @@ const mw_driver mw_driver_kafka = {
     .can = MW_CAN_BROWSE | MW_CAN_REMOVE | MW_CAN_SEEK | MW_CAN_TIERS | MW_CAN_EXACTLY,
     .handled_buffers = 8,
     .check = kafka_conf_check,
+    .check_source = kafka_check_source,
     .open = kafka_open,
     .close = kafka_close,
     .subscribe = kafka_subscribe,

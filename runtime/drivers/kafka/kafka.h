@@ -166,6 +166,8 @@ int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e);
 void kafka_conf_free(kafka_conn *c); /* what kafka_conf_read made */
 bool kafka_conf_given(const kafka_conn *c, const char *name);
 int kafka_conf_check(const mw_url *url, mw_error *e); /* touches nothing */
+int kafka_check_source(const mw_url *url, const mw_subscription *s, mw_error *e);
+int64_t kafka_conf_session(const kafka_conn *c, int64_t lease_ms);
 typedef enum { KAFKA_PRODUCES, KAFKA_TRANSACTS, KAFKA_CONSUMES, KAFKA_LOOKS } kafka_role;
 rd_kafka_t *kafka_conf_handle(kafka_conn *c, kafka_role role, const char *const *pairs, mw_error *e);
 char *kafka_topic(const kafka_conn *c, const char *channel); /* the caller frees it */
