@@ -255,6 +255,28 @@ describe("kafka", function()
     h:stop(worker)
   end)
 
+  it("keeps little of a large backlog in memory while its pipeline is full", function()
+    local partitions, each, size = 8, 150, 100000
+    local h = new { name = "backlog", partitions = partitions, options = "&batch.size=1000000" }
+    local body = ("x"):rep(size)
+    for i = 1, partitions * each / 50 do
+      local list = {}
+      for k = 1, 50 do list[k] = { body, id = "m" .. i .. "." .. k, key = "k" .. i * 50 + k } end
+      h:publish(list)
+    end
+    local worker = h:start {
+      settings = "concurrency = 1, buffer = { count = 2, bytes = 100000 }, timeout = 600,",
+      handler = [[function M.handle(msg) trace("begin", msg) mw.sleep(600) end]] }
+    h:wait_for("begin", 1, 30)
+    h:stay(4)
+    local status = assert(io.open(("/proc/%d/status"):format(worker.child.pid))):read "*a"
+    local peak = tonumber(status:match "VmHWM:%s+(%d+)") / 1024
+    io.write(("\n  backlog: %d MB, at most %.0f MB of memory\n"):format(partitions * each * size / 1e6, peak))
+    -- a megabyte a partition, and one answer more for each; the process itself
+    assert.is_true(peak < (partitions * 2 + 45) * (h.late > 1 and 8 or 1), peak .. " MB")
+    h:kill(worker)
+  end)
+
   it("takes gaps for what they are: a compacted topic is settled to its end", function()
     local h = new { name = "compact", partitions = 1, config = {
       ["cleanup.policy"] = "compact", ["segment.ms"] = 200, ["min.cleanable.dirty.ratio"] = "0.001",

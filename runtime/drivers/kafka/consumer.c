@@ -12,6 +12,9 @@
 #include "drivers/kafka/kafka.h"
 
 enum { LEAVE_MS = 5000, TICK_MS = 100, EVENTS_PER_TURN = 256 };
+enum { AHEAD_SHARE = 16, AHEAD_LEAST = 1 << 20, AHEAD_MOST = 4 << 20 }; /* of the pipeline's buffer.bytes */
+#define ONE_ANSWER "16000000" /* bytes, of all partitions that a broker leads; a larger message comes alone  \
+                               */
 enum { METADATA_MAX = 4096 }; /* a broker's offset.metadata.max.bytes, unless changed */
 
 /* ---- the pump ---- */
@@ -144,12 +147,21 @@ static void instance_name(const kafka_conn *c, char *out, size_t size) {
     if (*out && mw_shared_place() >= 0) snprintf(out + strlen(out), 16, "-%d", mw_shared_place());
 }
 
+/* librdkafka keeps so much for each partition, however many there are, and up to one answer more. It does not
+ * look whether there is room again before a second is over (before 2.2), so this is also what a partition can
+ * give in a second at least; unless something else wakes its broker's thread, such as a commit. */
+static size_t ahead_of(const mw_subscription *spec) {
+    size_t share = spec->buffer_bytes / AHEAD_SHARE;
+    return share < AHEAD_LEAST ? AHEAD_LEAST : share > AHEAD_MOST ? AHEAD_MOST : share;
+}
+
 static rd_kafka_t *new_consumer(kafka_sub *s, mw_error *e) {
-    char session[24], heartbeat[24], poll[24];
+    char session[24], heartbeat[24], poll[24], ahead[24];
     int64_t beat = s->session_ms / 5 > 0 ? s->session_ms / 5 : 1;
     snprintf(session, sizeof session, "%" PRId64, s->session_ms);
     snprintf(heartbeat, sizeof heartbeat, "%" PRId64, beat < 3000 ? beat : 3000);
     snprintf(poll, sizeof poll, "%" PRId64, s->session_ms > 300000 ? s->session_ms : 300000);
+    snprintf(ahead, sizeof ahead, "%zu", s->ahead_bytes / 1024);
     const char *pairs[32];
     size_t n = 0;
 #define PAIR(name, value) (pairs[n++] = (name), pairs[n++] = (value))
@@ -161,6 +173,13 @@ static rd_kafka_t *new_consumer(kafka_sub *s, mw_error *e) {
     PAIR("session.timeout.ms", session);
     if (!kafka_conf_given(s->conn, "heartbeat.interval.ms")) PAIR("heartbeat.interval.ms", heartbeat);
     if (!kafka_conf_given(s->conn, "max.poll.interval.ms")) PAIR("max.poll.interval.ms", poll);
+    if (!kafka_conf_given(s->conn, "queued.max.messages.kbytes")) PAIR("queued.max.messages.kbytes", ahead);
+    if (!kafka_conf_given(s->conn, "fetch.max.bytes")) {
+        PAIR("fetch.max.bytes", ONE_ANSWER);
+        PAIR("message.max.bytes", ONE_ANSWER); /* a producer's; librdkafka would raise the other one to it */
+    }
+    if (rd_kafka_version() >= 0x020200ff && !kafka_conf_given(s->conn, "fetch.queue.backoff.ms"))
+        PAIR("fetch.queue.backoff.ms", "10");
     if (*s->instance) PAIR("group.instance.id", s->instance);
 #undef PAIR
     pairs[n] = NULL;
@@ -246,6 +265,7 @@ mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e)
     s->start_at = spec->start_at;
     s->session_ms = kafka_conf_session(c, spec->lease_ms);
     s->metadata_max = METADATA_MAX;
+    s->ahead_bytes = ahead_of(spec);
     if (mw_wake_start(c->loop, &s->wake, woken)) abort();
     s->errands = kafka_errands_new(c->loop);
     s->next = c->subs;

@@ -108,9 +108,10 @@ struct kafka_sub {
     int64_t start_at;
     kafka_sub_state state;
     int64_t session_ms;
-    rd_kafka_t *rk; /* NULL: while none could be made (KAFKA_FALLEN) */
-    uint32_t life;  /* which one it is, of those that followed each other */
-    bool fatal;     /* librdkafka says that it will not work again; looked at when it is safe */
+    size_t ahead_bytes; /* what may be fetched ahead of a partition */
+    rd_kafka_t *rk;     /* NULL: while none could be made (KAFKA_FALLEN) */
+    uint32_t life;      /* which one it is, of those that followed each other */
+    bool fatal;         /* librdkafka says that it will not work again; looked at when it is safe */
     rd_kafka_queue_t *events, *commits;
     kafka_errands *errands; /* asking for commits, and the end of the consumer */
     mw_wake wake;
