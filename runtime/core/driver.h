@@ -70,7 +70,8 @@ typedef struct mw_subscription {
     int64_t start_at;
     const int64_t *tiers_ms; /* MW_CAN_TIERS: the delays of the retry channels; see core/tier.h */
     size_t tier_count;
-    int64_t lease_ms; /* how long a silent consumer may keep what it was given */
+    int64_t lease_ms;    /* how long a silent consumer may keep what it was given */
+    size_t buffer_bytes; /* how much the pipeline keeps at most: more need not be fetched ahead */
     mw_source *source;
 } mw_subscription;
 
@@ -254,6 +255,8 @@ typedef struct mw_driver {
 
     /* Optional: what can be said against the address without touching anything. */
     int (*check)(const mw_url *url, mw_error *e);
+    /* Optional, likewise: against this subscription at this address; its source is not there yet. */
+    int (*check_source)(const mw_url *url, const mw_subscription *s, mw_error *e);
 
     /* Connections. open checks the URL and everything that can be checked without waiting; a broker that is
      * away is not an error. */

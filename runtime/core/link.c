@@ -86,6 +86,10 @@ mw_link *mw_link_new(mw_loop *loop, const char *url, mw_error *e) {
     return NULL;
 }
 
+int mw_link_check(const mw_link *l, const mw_subscription *s, mw_error *e) {
+    return l->driver->check_source ? l->driver->check_source(&l->url, s, e) : 0;
+}
+
 int mw_link_open(mw_link *l, mw_error *e) {
     if (!l->conn) l->conn = l->driver->open(l->loop, &l->url, l, &mw_core_host, e);
     return l->conn ? 0 : -1;

@@ -34,8 +34,9 @@ struct mw_asker { /* m: the reference passes to it */
 
 /* Checks the address and finds its driver, without touching the broker. */
 mw_link *mw_link_new(mw_loop *loop, const char *url, mw_error *e);
-int mw_link_open(mw_link *l, mw_error *e); /* twice is once */
-void mw_link_close(mw_link *l);            /* no pipeline uses it any more; NULL is fine */
+int mw_link_check(const mw_link *l, const mw_subscription *s, mw_error *e); /* likewise */
+int mw_link_open(mw_link *l, mw_error *e);                                  /* twice is once */
+void mw_link_close(mw_link *l); /* no pipeline uses it any more; NULL is fine */
 
 const mw_driver *mw_link_driver(const mw_link *l);
 mw_conn *mw_link_conn(const mw_link *l);

@@ -17,7 +17,7 @@ typedef struct mw_position { /* where a message stands in its channel; brokers t
     uint64_t high, low;
 } mw_position;
 
-enum { MW_POLICIES = 16, MW_CLASS_MAX = 32, MW_TIERS = 8 };
+enum { MW_POLICIES = 16, MW_CLASS_MAX = 32, MW_TIERS = 32 };
 
 typedef enum { MW_POLICY_RETRY, MW_POLICY_DEAD, MW_POLICY_OUTAGE } mw_policy_kind;
 

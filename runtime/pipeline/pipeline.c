@@ -11,6 +11,22 @@ enum { SLAB = 256 };
 
 /* ---- making and checking ---- */
 
+static mw_subscription subscription_of(const mw_pipeline_spec *s, mw_source *source) {
+    return (mw_subscription){.channel = s->channel,
+                             .group = s->group,
+                             .order = (mw_order)s->order,
+                             .own_key = s->own_key,
+                             .from_start = s->from_start,
+                             .exactly_once = s->exactly_once,
+                             .start_kind = (mw_start_kind)s->start_kind,
+                             .start_at = s->start_at,
+                             .tiers_ms = s->tiers_ms,
+                             .tier_count = s->tier_count,
+                             .lease_ms = s->lease_ms,
+                             .buffer_bytes = s->buffer_bytes,
+                             .source = source};
+}
+
 int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
     unsigned can = mw_link_driver(s->from)->can;
     const char *driver = mw_link_driver(s->from)->name;
@@ -46,6 +62,11 @@ int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
     if (s->tier_count && !(can & MW_CAN_TIERS))
         return mw_fail(e, MW_EUSAGE, false,
                        "retry.topics needs Kafka; %s keeps retries itself: use retry.backoff", driver);
+    if (s->tier_count && s->order == MW_ORDER_SOURCE)
+        return mw_fail(
+            e, MW_EUSAGE, false,
+            "retry.topics gives up the order that order = \"source\" promises: use retry.backoff, or "
+            "another order");
     if (s->batch_size > 1 && s->order == MW_ORDER_SOURCE)
         return mw_fail(e, MW_EUSAGE, false,
                        "handle_batch with order = \"source\" would get one message at a time: use order = "
@@ -53,7 +74,8 @@ int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
     if (s->dedupe && !(mw_link_driver(s->dedupe)->can & MW_CAN_DEDUPE))
         return mw_fail(e, MW_EUSAGE, false, "%s cannot keep dedupe records: name another store",
                        mw_link_driver(s->dedupe)->name);
-    return 0;
+    mw_subscription source = subscription_of(s, NULL);
+    return mw_link_check(s->from, &source, e);
 }
 
 static char *keep(char **at, const char *text) {
@@ -125,18 +147,7 @@ void mw_pipeline_pause(mw_pipeline *p, bool pause) {
 bool mw_pipeline_draining(const mw_pipeline *p) { return p->draining; }
 
 int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
-    mw_subscription s = {.channel = p->spec.channel,
-                         .group = p->spec.group,
-                         .order = (mw_order)p->spec.order,
-                         .own_key = p->spec.own_key,
-                         .from_start = p->spec.from_start,
-                         .exactly_once = p->spec.exactly_once,
-                         .start_kind = (mw_start_kind)p->spec.start_kind,
-                         .start_at = p->spec.start_at,
-                         .tiers_ms = p->spec.tiers_ms,
-                         .tier_count = p->spec.tier_count,
-                         .lease_ms = p->spec.lease_ms,
-                         .source = &p->source};
+    mw_subscription s = subscription_of(&p->spec, &p->source);
     p->sub = p->driver->subscribe(mw_link_conn(p->spec.from), &s, e);
     if (!p->sub) return -1;
     p->tally = mw_tally_share(p->tally, p->spec.name, p->spec.channel);

@@ -6,9 +6,12 @@ local client = require "spec.support.servers.kafka_client"
 local clock = require "spec.support.wait"
 local driver = require "spec.contract.kafka"
 local harness = require "spec.support.harness"
+local json = require "moonwire.json"
 local kafka = require "spec.support.servers.kafka"
+local process = require "spec.support.process"
 local supervised = require "spec.support.supervised"
 
+local binary = os.getenv "MOONWIRE_BIN"
 local real = not kafka.shared().mock
 
 C.mw_log_setup(0, 9)
@@ -193,6 +196,85 @@ describe("kafka", function()
     end
     for i = 1, n do assert.is_true(seen["m" .. i], "m" .. i .. " was not handled") end
     assert.is_true(again <= 2 * 2 * buffer, again .. " were handled again")
+  end)
+
+  it("comes back by itself when another process with its group.instance.id is gone", function()
+    local h = new { name = "twin", partitions = 2, options = "&group.instance.id=twin" }
+    local first = h:start { handler = [[function M.handle(msg) trace("done", msg) end]] }
+    local function some(name)
+      local list, before = {}, h.trace:count "done"
+      for i = 1, 10 do list[i] = { "x", id = name .. i, key = "k" .. i } end
+      h:publish(list)
+      h:wait_for("done", before + 10, 30)
+      h:wait_settled "in"
+      return h.trace:of("done")[before + 1].worker
+    end
+    local function status()
+      local ran = process.run { { binary, "status", first.dir, "--json" }, env = { BROKER_URL = h.url } }
+      assert.equal(0, ran.code, ran.stderr)
+      return json.decode(ran.stdout)
+    end
+    assert.equal(first.name, some "a")
+    local second = h:start()
+    h:wait(function() return first.child:stderr():find("failed for good", 1, true) end, 30, "the first to be fenced")
+    assert.equal(second.name, some "b")
+    h:stay(2) -- they do not throw each other out in turn
+    assert.is_nil(second.child:stderr():find("failed for good", 1, true))
+    local peer = status().connections[1]
+    assert.equal("waiting", peer.state)
+    assert.matches("fenced", peer.error)
+    h:stop(second)
+    assert.equal(first.name, some "c")
+    assert.equal("up", status().connections[1].state)
+    assert.equal(30, h.trace:count "done")
+    h:stop(first)
+  end)
+
+  -- Stopped for most of its session, but not thrown out: it gives up what it has, to be sure. Then another one joins, and
+  -- only some partitions are taken away.
+  it("goes on with the partitions it kept when a pause and a cooperative rebalance come together", function()
+    local session = 6000
+    local h = new { name = "pause-sticky", partitions = 4, session = session,
+      options = "&partition.assignment.strategy=cooperative-sticky&heartbeat.interval.ms=300" }
+    local worker = h:start { handler = [[function M.handle(msg) trace("done", msg) end]] }
+    local at = {}
+    h:publish(keyed(200, 100, at))
+    h:wait_for("done", 200, 20)
+    h:wait_settled "in"
+    worker.child:kill "STOP"
+    h:stay(session / 1000 * h.late * 0.83)
+    worker.child:kill "CONT"
+    local other = h:start()
+    h:publish(keyed(200, 100, at))
+    h:wait(function() return worker.child:stderr():find("partitions given back", 1, true) end, 20,
+      "a partition to be given to the other")
+    assert.matches("stood still", worker.child:stderr())
+    h:wait_settled("in", 40)
+    observe(h.trace:of "done", at)
+    h:stop(other)
+    h:stop(worker)
+  end)
+
+  it("keeps little of a large backlog in memory while its pipeline is full", function()
+    local partitions, each, size = 8, 150, 100000
+    local h = new { name = "backlog", partitions = partitions, options = "&batch.size=1000000" }
+    local body = ("x"):rep(size)
+    for i = 1, partitions * each / 50 do
+      local list = {}
+      for k = 1, 50 do list[k] = { body, id = "m" .. i .. "." .. k, key = "k" .. i * 50 + k } end
+      h:publish(list)
+    end
+    local worker = h:start {
+      settings = "concurrency = 1, buffer = { count = 2, bytes = 100000 }, timeout = 600,",
+      handler = [[function M.handle(msg) trace("begin", msg) mw.sleep(600) end]] }
+    h:wait_for("begin", 1, 30)
+    h:stay(4)
+    local status = assert(io.open(("/proc/%d/status"):format(worker.child.pid))):read "*a"
+    local peak = tonumber(status:match "VmHWM:%s+(%d+)") / 1024
+    io.write(("\n  backlog: %d MB, at most %.0f MB of memory\n"):format(partitions * each * size / 1e6, peak))
+    -- a megabyte a partition, and one answer more for each; the process itself
+    assert.is_true(peak < (partitions * 2 + 45) * (h.late > 1 and 8 or 1), peak .. " MB")
+    h:kill(worker)
   end)
 
   it("takes gaps for what they are: a compacted topic is settled to its end", function()

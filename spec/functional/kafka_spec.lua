@@ -87,6 +87,10 @@ mw.pipeline "p" { from = broker:channel "in", handler = "log" }
         problem("kafka://127.0.0.1:1/?" .. name .. "=x"), 1, true)
     end
     assert.matches("no host", problem "kafka:", 1, true)
+    assert.matches('"99999" is no port of "127.0.0.1": expected 1 to 65535', problem "kafka://127.0.0.1:99999/", 1, true)
+    assert.matches('"abc" is no port of "b"', problem "kafka://a:1,b:abc/", 1, true)
+    assert.matches("empty host name", problem "kafka://a:1,,b:2/", 1, true)
+    assert.matches("IPv6 address is written in brackets", problem "kafka://::1:9092/", 1, true)
     assert.matches("letters, digits", problem "kafka://127.0.0.1:1/a/b", 1, true)
     assert.matches('it can be "spring"', problem "kafka://127.0.0.1:1/?dead.headers=summer", 1, true)
   end)
@@ -95,6 +99,71 @@ mw.pipeline "p" { from = broker:channel "in", handler = "log" }
     local b = broker.open "kafka://me:secret@127.0.0.1:1/x?security.protocol=sasl_ssl&ssl.key.password=hidden"
     local shown = require("ffi").string(C.mw_link_url(b.link))
     assert.equal("kafka://me@127.0.0.1:1/x?security.protocol=sasl_ssl&ssl.key.password=", shown)
+  end)
+end)
+
+describe("a pipeline on Kafka", function()
+  -- What `moonwire check` says about it; "" when it is content.
+  local function check(settings, options)
+    local dir = process.tmpdir()
+    local file = assert(io.open(dir .. "/moonwire.lua", "w"))
+    file:write(([[
+local mw = require "moonwire"
+local broker = mw.connect("kafka://127.0.0.1:1/?%s")
+mw.pipeline "p" { from = broker:channel "in", handler = function() end, %s }
+]]):format(options or "", settings))
+    file:close()
+    local ran = process.run { binary, "check", dir }
+    assert.equal(ran.code == 0 and 0 or 78, ran.code, ran.stderr)
+    return ran.code == 0 and "" or ran.stdout .. ran.stderr
+  end
+
+  it("has so many retry topics, and their delays rise", function()
+    local delays = {}
+    for i = 1, 32 do delays[i] = i end
+    local all = table.concat(delays, ", ")
+    assert.equal("", check(("retry = { topics = { %s }, classes = { busy = { topics = { 5, 6 } } } }"):format(all)))
+    assert.matches("moonwire.lua:3: .*retry.topics: 33 different delays, with those of its classes; a pipeline has at "
+      .. "most 32", check(("retry = { topics = { %s }, classes = { busy = { topics = { 33 } } } }"):format(all)))
+    assert.matches("retry.topics must list 1 to 32 delays", check(("retry = { topics = { %s, 33 } }"):format(all)))
+    for _, list in ipairs { "1, 1", "5, 1", "1, 1.0001" } do
+      assert.matches("retry.topics must rise from one attempt to the next",
+        check(("retry = { topics = { %s } }"):format(list)), 1, true)
+    end
+    assert.matches("retry.classes.busy.topics must rise",
+      check "retry = { classes = { busy = { topics = { 2, 1 } } } }", 1, true)
+  end)
+
+  it("cannot promise the order of a partition and give it up by retry topics", function()
+    assert.matches('retry.topics gives up the order that order = "source" promises',
+      check [[order = "source", retry = { topics = { 1 } }]], 1, true)
+    assert.equal("", check [[order = "key", retry = { topics = { 1 } }]])
+  end)
+
+  it("is exactly once only with properties that allow it", function()
+    local function refused(options, why)
+      local said = check("exactly_once = true", options)
+      assert.matches("moonwire.lua:3: .*exactly_once", said)
+      assert.matches(why, said, 1, true)
+      assert.equal("", check("exactly_once = false", options))
+    end
+    assert.equal("", check "exactly_once = true")
+    assert.equal("", check("exactly_once = true", "transaction.timeout.ms=60000&acks=all"))
+    refused("enable.idempotence=false", "enable.idempotence")
+    refused("isolation.level=read_uncommitted", "needs isolation.level=read_committed")
+    refused("message.timeout.ms=60000", "transaction.timeout.ms")
+    refused("enable.idempotence=false&acks=1", "enable.idempotence")
+    refused("enable.idempotence=false&max.in.flight.requests.per.connection=20", "enable.idempotence")
+  end)
+
+  it("has times that go together", function()
+    assert.matches("heartbeat.interval.ms=6000 must be less than session.timeout.ms (6000 ms)",
+      check("", "session.timeout.ms=6000&heartbeat.interval.ms=6000"), 1, true)
+    assert.matches("heartbeat.interval.ms=6000 must be less than the pipeline's lease (5000 ms)",
+      check("lease = 5", "heartbeat.interval.ms=6000"), 1, true)
+    assert.matches("max.poll.interval.ms=9000 must not be less than the pipeline's lease (10000 ms)",
+      check("lease = 10", "max.poll.interval.ms=9000"), 1, true)
+    assert.equal("", check("lease = 10", "max.poll.interval.ms=10000&heartbeat.interval.ms=2000"))
   end)
 end)
 
@@ -198,6 +267,69 @@ describe("kafka", function()
     h:wait_for("try", 2, 20)
     assert.equal(2, h.trace:of("try")[2].attempt)
     assert.is_true(h.trace:of("try")[2].time - h.trace:of("try")[1].time >= 1.99)
+    assert.equal(0, #h:dead())
+  end)
+
+  it("reads the retry topics of every class, more than eight of them", function()
+    local topics, delays = {}, {}
+    for i = 1, 9 do
+      topics[("in.retry.%dms"):format(i * 100)] = 1
+      if i < 9 then delays[i] = i / 10 end
+    end
+    local h = new { name = "many-tiers", partitions = 1, topics = topics }
+    local settings = "retry = { topics = { %s }, classes = { busy = { topics = { 0.9 } } } },"
+    h:start { settings = settings:format(table.concat(delays, ", ")), handler = [[
+      function M.handle(msg)
+        trace("try", msg)
+        if msg.attempt == 1 then return mw.retry { class = "busy", reason = "later" } end
+        trace("done", msg)
+      end]] }
+    h:publish { { "x", id = "m1" } }
+    h:wait_for("done", 1, 20)
+    local tries = h.trace:of "try"
+    assert.is_true(tries[2].time - tries[1].time >= 0.89)
+  end)
+
+  it("repeats the last delay of the retry topics when there are more attempts", function()
+    local h = new { name = "tier-attempts", partitions = 1, topics = { ["in.retry.200ms"] = 1 } }
+    h:start { settings = "retry = { topics = { 0.2 }, attempts = 4 },", handler = [[
+      function M.handle(msg) trace("try", msg) error("no", 0) end]] }
+    h:publish { { "x", id = "m1" } }
+    h:wait(function() return #h:dead() == 1 end, 20, "the dead letter")
+    assert.equal("4", h:dead()[1].headers["mw-dead-attempts"])
+    assert.equal(4, h.trace:count "try")
+  end)
+
+  it("reads what waits in a retry topic whose delay is not configured any more, and says so", function()
+    local h = new { name = "stranded", partitions = 2, topics = { ["in.retry.1s"] = 2, ["in.retry.2s"] = 1 } }
+    local handler = [[
+      function M.handle(msg)
+        trace("try", msg)
+        if msg.attempt == 1 then error("once", 0) end
+        trace("done", msg)
+      end]]
+    h:start { settings = "retry = { topics = { 1, 2 } },", handler = handler }
+    local list = {}
+    for i = 1, 20 do list[i] = { "x", id = "m" .. i, key = "k" .. i } end
+    h:publish(list)
+    h:wait_for("try", 20)
+    h:wait_settled "in"
+    h:kill()
+    client.create(h.server.bootstrap, { [h.prefix .. "in.retry.3s"] = { partitions = 1 } })
+    h:publish("in.retry.3s", { { "x", id = "foreign" } }) -- this group was never there
+    local worker = h:start { settings = "retry = { attempts = 2 },", handler = handler }
+    h:wait_for("done", 20, 30)
+    local log = worker.child:stderr()
+    assert.matches("no delay of `retry.topics` names any more still has messages; reading them, too[^\n]*"
+      .. "topic=\"?" .. h.prefix:gsub("%p", "%%%0") .. "in.retry.1s\"?[^\n]*messages=20", log)
+    assert.is_nil(log:find("retry.3s", 1, true))
+    h:stop()
+    for _, line in ipairs(h.trace:of "try") do assert.is_true(line.attempt <= 2) end
+    worker = h:start() -- nothing is left there
+    h:publish { { "x", id = "last" } }
+    h:wait_for("try", 41)
+    h:stay(1)
+    assert.is_nil(worker.child:stderr():find("reading them", 1, true))
     assert.equal(0, #h:dead())
   end)
 

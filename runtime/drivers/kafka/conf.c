@@ -1,11 +1,13 @@
 /* conf.c - the URL's options are librdkafka's properties. They are checked when the connection is opened;
  * what the driver's promises rest on is not the user's to set. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
 #include "base/nearest.h"
 #include "drivers/kafka/kafka.h"
+#include "net/hosts.h"
 
 /* Before the user's: what suits us better than librdkafka's own defaults. */
 static const char *const defaults[][2] = {
@@ -146,6 +148,18 @@ static int set_user(kafka_conn *c, const mw_url *url, mw_error *e) {
     return set(c, "sasl.username", url->user, e) || set(c, "sasl.password", url->password, e) ? -1 : 0;
 }
 
+/* librdkafka would dial port 0 for a name, and the rest of a number that is too large. */
+static int check_hosts(const char *text, mw_error *e) {
+    mw_hosts hosts = {0};
+    if (!*text)
+        return mw_fail(e, MW_EUSAGE, false,
+                       "no host: write kafka://host:port or kafka://host:port,host:port");
+    if (mw_hosts_parse(&hosts, text, 9092, e)) return -1;
+    bool path = hosts.unix_socket;
+    mw_hosts_free(&hosts);
+    return path ? mw_fail(e, MW_EUSAGE, false, "Kafka has no Unix sockets: write kafka://host:port") : 0;
+}
+
 static int check_prefix(const char *prefix, mw_error *e) {
     size_t good = strspn(prefix, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
     if (!prefix[good] && good < 200) return 0;
@@ -174,6 +188,15 @@ static int check_protocol(const mw_url *url, mw_error *e) {
     return 0;
 }
 
+static int try_handle(kafka_conn *c, kafka_role role, const char *const *pairs, mw_error *e) {
+    mw_error why;
+    rd_kafka_t *trial = kafka_conf_handle(c, role, pairs, &why);
+    if (!trial) return mw_fail(e, MW_EUSAGE, false, "%s", why.text);
+    kafka_token_ends(c, trial);
+    rd_kafka_destroy(trial);
+    return 0;
+}
+
 /* Some contradictions are only seen when a handle is made. Without brokers it connects to nobody. */
 static int check_together(kafka_conn *c, mw_error *e) {
     /* before 2.3 librdkafka aborts the process when a consumer with the sticky assignor ends at once */
@@ -182,15 +205,7 @@ static int check_together(kafka_conn *c, mw_error *e) {
         consumer[4] = "session.timeout.ms";
         consumer[5] = "1000";
     }
-    for (int i = 0; i < 2; i++) {
-        mw_error why;
-        rd_kafka_t *trial = i ? kafka_conf_handle(c, KAFKA_LOOKS, consumer, &why)
-                              : kafka_conf_handle(c, KAFKA_PRODUCES, NULL, &why);
-        if (!trial) return mw_fail(e, MW_EUSAGE, false, "%s", why.text);
-        kafka_token_ends(c, trial);
-        rd_kafka_destroy(trial);
-    }
-    return 0;
+    return try_handle(c, KAFKA_PRODUCES, NULL, e) || try_handle(c, KAFKA_LOOKS, consumer, e) ? -1 : 0;
 }
 
 static bool is_option(const char *name) {
@@ -199,13 +214,11 @@ static bool is_option(const char *name) {
     return false;
 }
 
-int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
+/* Everything but whom to connect to. */
+static int read_properties(kafka_conn *c, const mw_url *url, mw_error *e) {
     c->conf = rd_kafka_conf_new();
     c->revoke_ms = 5000;
-    if (!*url->hosts)
-        return mw_fail(e, MW_EUSAGE, false,
-                       "no host: write kafka://host:port or kafka://host:port,host:port");
-    if (check_prefix(url->path, e) || kafka_token_check(url, e)) return -1;
+    if (check_hosts(url->hosts, e) || check_prefix(url->path, e) || kafka_token_check(url, e)) return -1;
     kafka_token_read(c, url);
     c->hosts = strdup(url->hosts);
     c->prefix = strdup(url->path);
@@ -221,7 +234,11 @@ int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
     for (int i = 0; i < url->option_count; i++)
         if (!is_option(url->options[i].name) && set_given(c, url->options[i].name, url->options[i].value, e))
             return -1;
-    if (check_protocol(url, e) || check_together(c, e)) return -1;
+    return check_protocol(url, e);
+}
+
+int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e) {
+    if (read_properties(c, url, e) || check_together(c, e)) return -1;
     return set(c, "bootstrap.servers", url->hosts, e);
 }
 
@@ -241,6 +258,65 @@ int kafka_conf_check(const mw_url *url, mw_error *e) {
     kafka_conf_free(&c);
     return failed;
 }
+
+/* ---- what a pipeline asks for ---- */
+
+static int64_t number(const kafka_conn *c, const char *name) {
+    char text[32] = "";
+    size_t len = sizeof text;
+    rd_kafka_conf_get(c->conf, name, text, &len);
+    return strtoll(text, NULL, 10);
+}
+
+int64_t kafka_conf_session(const kafka_conn *c, int64_t lease_ms) {
+    return kafka_conf_given(c, "session.timeout.ms") ? number(c, "session.timeout.ms") : lease_ms;
+}
+
+static int check_times(const kafka_conn *c, const mw_subscription *s, mw_error *e) {
+    int64_t session = kafka_conf_session(c, s->lease_ms);
+    const char *which =
+        kafka_conf_given(c, "session.timeout.ms") ? "session.timeout.ms" : "the pipeline's lease";
+    int64_t beat = number(c, "heartbeat.interval.ms"), poll = number(c, "max.poll.interval.ms");
+    if (kafka_conf_given(c, "heartbeat.interval.ms") && beat >= session)
+        return mw_fail(e, MW_EUSAGE, false,
+                       "heartbeat.interval.ms=%" PRId64 " must be less than %s (%" PRId64
+                       " ms), a third of it or less",
+                       beat, which, session);
+    if (kafka_conf_given(c, "max.poll.interval.ms") && poll < session)
+        return mw_fail(e, MW_EUSAGE, false,
+                       "max.poll.interval.ms=%" PRId64 " must not be less than %s (%" PRId64 " ms)", poll,
+                       which, session);
+    return 0;
+}
+
+/* As txn.c makes it: librdkafka knows which of the properties do not go with transactions. */
+static int check_exactly(kafka_conn *c, mw_error *e) {
+    char level[32] = "";
+    size_t len = sizeof level;
+    mw_error why;
+    const char *pairs[] = {"transactional.id", "check", "transaction.timeout.ms", "10000", NULL};
+    if (kafka_conf_given(c, "transaction.timeout.ms")) pairs[2] = NULL;
+    rd_kafka_conf_get(c->conf, "isolation.level", level, &len);
+    if (strcmp(level, "read_committed") != 0)
+        return mw_fail(
+            e, MW_EUSAGE, false,
+            "exactly_once needs isolation.level=read_committed, its default: with %s handlers would "
+            "get what other transactions take back",
+            level);
+    if (try_handle(c, KAFKA_TRANSACTS, pairs, &why))
+        return mw_fail(e, MW_EUSAGE, false, "exactly_once: %s", why.text);
+    return 0;
+}
+
+int kafka_check_source(const mw_url *url, const mw_subscription *s, mw_error *e) {
+    kafka_conn c = {0};
+    int failed =
+        read_properties(&c, url, e) || check_times(&c, s, e) || (s->exactly_once && check_exactly(&c, e));
+    kafka_conf_free(&c);
+    return failed ? -1 : 0;
+}
+
+/* ---- handles ---- */
 
 rd_kafka_t *kafka_conf_handle(kafka_conn *c, kafka_role role, const char *const *pairs, mw_error *e) {
     char text[300];

@@ -12,6 +12,9 @@
 #include "drivers/kafka/kafka.h"
 
 enum { LEAVE_MS = 5000, TICK_MS = 100, EVENTS_PER_TURN = 256 };
+enum { AHEAD_SHARE = 16, AHEAD_LEAST = 1 << 20, AHEAD_MOST = 4 << 20 }; /* of the pipeline's buffer.bytes */
+#define ONE_ANSWER "16000000" /* bytes, of all partitions that a broker leads; a larger message comes alone  \
+                               */
 enum { METADATA_MAX = 4096 }; /* a broker's offset.metadata.max.bytes, unless changed */
 
 /* ---- the pump ---- */
@@ -25,23 +28,23 @@ static void log_error(kafka_sub *s, rd_kafka_resp_err_t code, const char *text) 
     mw_log_end();
 }
 
+/* Such as another process with the same group.instance.id. The event may have the cause for its code. */
+static bool is_fatal(kafka_sub *s) {
+    char text[MW_ERROR_TEXT];
+    if (s->fatal || !rd_kafka_fatal_error(s->rk, text, sizeof text)) return s->fatal;
+    snprintf(s->why, sizeof s->why, "%s", text);
+    return s->fatal = true;
+}
+
 static void failed(kafka_sub *s, rd_kafka_event_t *ev) {
     rd_kafka_resp_err_t code = rd_kafka_event_error(ev);
     const char *text = rd_kafka_event_error_string(ev);
+    if (is_fatal(s)) return;
     switch (code) {
     case RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN: kafka_down(s->conn, text); break;
     case RD_KAFKA_RESP_ERR__AUTHENTICATION:
         log_error(s, code, text);
         kafka_refused(s->conn, text);
-        break;
-    case RD_KAFKA_RESP_ERR__FATAL: /* such as another process with the same group.instance.id */
-        mw_log_begin(MW_ERROR,
-                     "kafka: this consumer has failed for good; restart the process when the cause is gone");
-        mw_log_text("topic", s->topic);
-        mw_log_text("group", s->group);
-        mw_log_text("error", text);
-        mw_log_end();
-        kafka_lost(s, text);
         break;
     case RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART:
         mw_log_begin(MW_WARN, "kafka: waiting for a topic that is not there");
@@ -59,7 +62,12 @@ static void failed(kafka_sub *s, rd_kafka_event_t *ev) {
 
 static void serve(kafka_sub *s, rd_kafka_event_t *ev) {
     switch (rd_kafka_event_type(ev)) {
-    case RD_KAFKA_EVENT_REBALANCE: kafka_rebalance(s, ev); break;
+    case RD_KAFKA_EVENT_REBALANCE:
+        if (s->state == KAFKA_FALLEN)
+            rd_kafka_assign(s->rk, NULL);
+        else
+            kafka_rebalance(s, ev);
+        break;
     case RD_KAFKA_EVENT_OFFSET_COMMIT: kafka_committed(s, ev); break;
     case RD_KAFKA_EVENT_LOG: kafka_log(s->conn, ev); break;
     case RD_KAFKA_EVENT_ERROR: failed(s, ev); break;
@@ -84,9 +92,10 @@ static void pump(mw_deferred *d) {
     kafka_sub *s = mw_container_of(d, kafka_sub, pump);
     bool more = serve_queue(s, s->events);
     more = serve_queue(s, s->commits) || more;
+    if (s->fatal && s->state != KAFKA_FALLEN && s->state != KAFKA_LEAVES) kafka_fall(s);
     if (s->state == KAFKA_OPEN) {
         more = kafka_parts_deliver(s) > 0 || more;
-    } else if (s->state == KAFKA_LEAVES && rd_kafka_consumer_closed(s->rk)) {
+    } else if (s->state == KAFKA_LEAVES && (!s->rk || s->fatal || rd_kafka_consumer_closed(s->rk))) {
         left(s);
         return;
     }
@@ -113,6 +122,7 @@ static void tick(mw_timer *t) {
     kafka_sub *s = mw_container_of(t, kafka_sub, tick);
     kafka_sub_stood_still(s);
     kafka_unread_read(s->unread, mw_loop_mono_ms(s->conn->loop));
+    if (s->rk) is_fatal(s);
     kafka_sub_pump(s);
     mw_timer_start(s->conn->loop, &s->tick, TICK_MS, tick);
 }
@@ -128,14 +138,6 @@ void kafka_begin(mw_sub *sub, uint64_t tag, uint32_t unit) {
 
 /* ---- beginning ---- */
 
-static int64_t session_of(const kafka_conn *c, const mw_subscription *spec) {
-    char text[32] = "";
-    size_t len = sizeof text;
-    if (!kafka_conf_given(c, "session.timeout.ms")) return spec->lease_ms;
-    rd_kafka_conf_get(c->conf, "session.timeout.ms", text, &len);
-    return strtoll(text, NULL, 10);
-}
-
 /* The name of a static member: the user's, with the worker's slot, so that each worker has its own. */
 static void instance_name(const kafka_conn *c, char *out, size_t size) {
     size_t len = size - 16;
@@ -145,13 +147,21 @@ static void instance_name(const kafka_conn *c, char *out, size_t size) {
     if (*out && mw_shared_place() >= 0) snprintf(out + strlen(out), 16, "-%d", mw_shared_place());
 }
 
+/* librdkafka keeps so much for each partition, however many there are, and up to one answer more. It does not
+ * look whether there is room again before a second is over (before 2.2), so this is also what a partition can
+ * give in a second at least; unless something else wakes its broker's thread, such as a commit. */
+static size_t ahead_of(const mw_subscription *spec) {
+    size_t share = spec->buffer_bytes / AHEAD_SHARE;
+    return share < AHEAD_LEAST ? AHEAD_LEAST : share > AHEAD_MOST ? AHEAD_MOST : share;
+}
+
 static rd_kafka_t *new_consumer(kafka_sub *s, mw_error *e) {
-    char session[24], heartbeat[24], poll[24], instance[256];
+    char session[24], heartbeat[24], poll[24], ahead[24];
     int64_t beat = s->session_ms / 5 > 0 ? s->session_ms / 5 : 1;
     snprintf(session, sizeof session, "%" PRId64, s->session_ms);
     snprintf(heartbeat, sizeof heartbeat, "%" PRId64, beat < 3000 ? beat : 3000);
     snprintf(poll, sizeof poll, "%" PRId64, s->session_ms > 300000 ? s->session_ms : 300000);
-    instance_name(s->conn, instance, sizeof instance);
+    snprintf(ahead, sizeof ahead, "%zu", s->ahead_bytes / 1024);
     const char *pairs[32];
     size_t n = 0;
 #define PAIR(name, value) (pairs[n++] = (name), pairs[n++] = (value))
@@ -163,7 +173,14 @@ static rd_kafka_t *new_consumer(kafka_sub *s, mw_error *e) {
     PAIR("session.timeout.ms", session);
     if (!kafka_conf_given(s->conn, "heartbeat.interval.ms")) PAIR("heartbeat.interval.ms", heartbeat);
     if (!kafka_conf_given(s->conn, "max.poll.interval.ms")) PAIR("max.poll.interval.ms", poll);
-    if (*instance) PAIR("group.instance.id", instance);
+    if (!kafka_conf_given(s->conn, "queued.max.messages.kbytes")) PAIR("queued.max.messages.kbytes", ahead);
+    if (!kafka_conf_given(s->conn, "fetch.max.bytes")) {
+        PAIR("fetch.max.bytes", ONE_ANSWER);
+        PAIR("message.max.bytes", ONE_ANSWER); /* a producer's; librdkafka would raise the other one to it */
+    }
+    if (rd_kafka_version() >= 0x020200ff && !kafka_conf_given(s->conn, "fetch.queue.backoff.ms"))
+        PAIR("fetch.queue.backoff.ms", "10");
+    if (*s->instance) PAIR("group.instance.id", s->instance);
 #undef PAIR
     pairs[n] = NULL;
     return kafka_conf_handle(s->conn, KAFKA_CONSUMES, pairs, e);
@@ -181,6 +198,15 @@ static int join(kafka_sub *s, mw_error *e) {
     rd_kafka_resp_err_t err = rd_kafka_subscribe(s->rk, topics);
     rd_kafka_topic_partition_list_destroy(topics);
     return err ? mw_fail(e, MW_EUSAGE, false, "Kafka: topic \"%s\": %s", s->topic, rd_kafka_err2str(err)) : 0;
+}
+
+void kafka_sub_join(kafka_sub *s) {
+    mw_error e;
+    if (!join(s, &e)) return;
+    mw_log_begin(MW_WARN, "kafka: cannot subscribe");
+    mw_log_text("group", s->group);
+    mw_log_text("error", e.text);
+    mw_log_end();
 }
 
 static void free_sub(kafka_sub *s) {
@@ -206,6 +232,25 @@ static void name_topics(kafka_sub *s, const mw_subscription *spec) {
     }
 }
 
+int kafka_sub_raise(kafka_sub *s, mw_error *e) {
+    if (!(s->rk = new_consumer(s, e))) return -1;
+    s->life++;
+    s->fatal = s->assigned_once = false;
+    s->unread = kafka_unread_new();
+    s->ticked = s->raised_at = mw_loop_mono_ms(s->conn->loop);
+    rd_kafka_poll_set_consumer(s->rk);
+    s->events = rd_kafka_queue_get_consumer(s->rk);
+    s->commits = rd_kafka_queue_new(s->rk);
+    wake_by(s, s->events);
+    wake_by(s, s->commits);
+    if (join(s, e)) {
+        kafka_sub_lower(s);
+        return -1;
+    }
+    kafka_sub_pump(s); /* a queue that is not empty already would never wake us */
+    return 0;
+}
+
 mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     kafka_conn *c = (kafka_conn *)conn;
     kafka_sub *s = calloc(1, sizeof *s);
@@ -214,34 +259,24 @@ mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e)
     s->source = spec->source;
     name_topics(s, spec);
     s->group = kafka_topic(c, spec->group);
+    instance_name(c, s->instance, sizeof s->instance);
     s->from_start = spec->from_start;
     s->start_kind = spec->start_kind;
     s->start_at = spec->start_at;
-    s->session_ms = session_of(c, spec);
-    s->ticked = mw_loop_mono_ms(c->loop);
+    s->session_ms = kafka_conf_session(c, spec->lease_ms);
     s->metadata_max = METADATA_MAX;
-    s->unread = kafka_unread_new();
-    if (!(s->rk = new_consumer(s, e))) {
-        free_sub(s);
-        return NULL;
-    }
+    s->ahead_bytes = ahead_of(spec);
     if (mw_wake_start(c->loop, &s->wake, woken)) abort();
     s->errands = kafka_errands_new(c->loop);
-    rd_kafka_poll_set_consumer(s->rk);
-    s->events = rd_kafka_queue_get_consumer(s->rk);
-    s->commits = rd_kafka_queue_new(s->rk);
-    wake_by(s, s->events);
-    wake_by(s, s->commits);
-    if (spec->exactly_once) s->txn = kafka_txn_new(s);
     s->next = c->subs;
     c->subs = s;
-    if (join(s, e)) {
+    if (kafka_sub_raise(s, e)) {
         kafka_sub_abandon(s);
         return NULL;
     }
+    if (spec->exactly_once) s->txn = kafka_txn_new(s);
     mw_timer_start(c->loop, &s->tick, TICK_MS, tick);
     kafka_producer_prepare(c);
-    kafka_sub_pump(s); /* a queue that is not empty already would never wake us */
     return (mw_sub *)s;
 }
 
@@ -259,27 +294,6 @@ static void say_farewell(kafka_errand *e) {
 static void free_farewell(kafka_errand *e, bool alive) {
     (void)alive;
     free(e);
-}
-
-/* Takes everything down that is on the loop. */
-static void dismantle(kafka_sub *s) {
-    kafka_sub **at = &s->conn->subs;
-    while (*at != s) at = &(*at)->next;
-    *at = s->next;
-    mw_timer_stop(&s->tick);
-    mw_timer_stop(&s->pace);
-    mw_timer_stop(&s->revoke_timer);
-    mw_deferred_cancel(s->conn->loop, &s->pump);
-    mw_deferred_cancel(s->conn->loop, &s->answering);
-    mw_deferred_cancel(s->conn->loop, &s->commit);
-    while (s->part_count) kafka_part_free(s->parts[0]);
-    kafka_unread_free(s->unread); /* librdkafka would wait for them for ever */
-    s->unread = NULL;
-    if (s->revoked) rd_kafka_topic_partition_list_destroy(s->revoked);
-    rd_kafka_queue_io_event_enable(s->events, -1, NULL, 0);
-    rd_kafka_queue_io_event_enable(s->commits, -1, NULL, 0);
-    rd_kafka_queue_destroy(s->events);
-    rd_kafka_queue_destroy(s->commits);
 }
 
 /* Before 2.3 librdkafka aborts the process when a consumer with the sticky assignor ends before its first
@@ -301,10 +315,41 @@ static void end_handle(kafka_sub *s) {
     kafka_errands_send(s->errands, &f->errand);
 }
 
+void kafka_sub_lower(kafka_sub *s) {
+    if (!s->rk) return;
+    while (s->part_count) kafka_part_free(s->parts[0]);
+    kafka_unread_free(s->unread); /* librdkafka would wait for them for ever */
+    s->unread = NULL;
+    rd_kafka_queue_io_event_enable(s->events, -1, NULL, 0);
+    rd_kafka_queue_io_event_enable(s->commits, -1, NULL, 0);
+    rd_kafka_queue_destroy(s->events);
+    rd_kafka_queue_destroy(s->commits);
+    s->events = s->commits = NULL;
+    end_handle(s);
+    s->rk = NULL;
+}
+
+/* Takes everything down that is on the loop. */
+static void dismantle(kafka_sub *s) {
+    kafka_sub **at = &s->conn->subs;
+    while (*at != s) at = &(*at)->next;
+    *at = s->next;
+    mw_timer_stop(&s->tick);
+    mw_timer_stop(&s->pace);
+    mw_timer_stop(&s->stranded_timer);
+    mw_timer_stop(&s->revoke_timer);
+    mw_timer_stop(&s->look_timer);
+    mw_timer_stop(&s->rise_timer);
+    mw_deferred_cancel(s->conn->loop, &s->pump);
+    mw_deferred_cancel(s->conn->loop, &s->answering);
+    mw_deferred_cancel(s->conn->loop, &s->commit);
+    if (s->revoked) rd_kafka_topic_partition_list_destroy(s->revoked);
+    kafka_sub_lower(s);
+}
+
 void kafka_sub_abandon(kafka_sub *s) {
     kafka_txn_free(s->txn);
     dismantle(s);
-    end_handle(s);
     bool ended = kafka_errands_free(s->errands);
     mw_wake_stop(&s->wake);
     if (!ended) return;
@@ -325,7 +370,7 @@ static void gives_up(mw_timer *t) { left(mw_container_of(t, kafka_sub, tick)); }
 void kafka_sub_committed_last(kafka_sub *s) {
     if (s->state != KAFKA_COMMITS_LAST) return;
     s->state = KAFKA_LEAVES;
-    rd_kafka_error_t *error = rd_kafka_consumer_close_queue(s->rk, s->events);
+    rd_kafka_error_t *error = s->rk && !s->fatal ? rd_kafka_consumer_close_queue(s->rk, s->events) : NULL;
     if (error) rd_kafka_error_destroy(error);
     mw_timer_start(s->conn->loop, &s->tick, LEAVE_MS, gives_up);
     kafka_sub_pump(s);
@@ -335,6 +380,7 @@ static void leaves_anyway(mw_timer *t) { kafka_sub_committed_last(mw_container_o
 
 void kafka_unsubscribe(mw_sub *sub) {
     kafka_sub *s = (kafka_sub *)sub;
+    mw_timer_stop(&s->rise_timer);
     s->state = KAFKA_COMMITS_LAST;
     mw_timer_start(s->conn->loop, &s->tick, LEAVE_MS, leaves_anyway);
     kafka_commit_now(s);

@@ -75,15 +75,17 @@ void kafka_up(kafka_conn *c) {
 /* librdkafka's connections are its own; this is how they stand together. */
 static size_t kafka_peers(mw_conn *conn, mw_peer *out, size_t max) {
     const kafka_conn *c = (const kafka_conn *)conn;
+    const kafka_sub *fallen = c->subs;
     if (!max) return 0;
+    while (fallen && fallen->state != KAFKA_FALLEN) fallen = fallen->next;
     *out = (mw_peer){.name = "brokers",
-                     .state = c->down     ? "waiting"
-                              : c->was_up ? "up"
-                                          : "connecting",
+                     .state = c->down || fallen ? "waiting"
+                              : c->was_up       ? "up"
+                                                : "connecting",
                      .since_ms = c->since_ms,
                      .connects = c->connects};
     snprintf(out->address, sizeof out->address, "%s", c->hosts);
-    snprintf(out->error, sizeof out->error, "%s", c->error);
+    snprintf(out->error, sizeof out->error, "%s", fallen ? fallen->why : c->error);
     return 1;
 }
 
@@ -95,6 +97,7 @@ const mw_driver mw_driver_kafka = {
     .can = MW_CAN_BROWSE | MW_CAN_REMOVE | MW_CAN_SEEK | MW_CAN_TIERS | MW_CAN_EXACTLY,
     .handled_buffers = 8,
     .check = kafka_conf_check,
+    .check_source = kafka_check_source,
     .open = kafka_open,
     .close = kafka_close,
     .subscribe = kafka_subscribe,

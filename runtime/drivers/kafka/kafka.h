@@ -75,10 +75,16 @@ struct kafka_part {
     bool heavy;        /* its messages have large headers: they are read at once, so that they count */
 };
 
-typedef enum { KAFKA_OPEN, KAFKA_COMMITS_LAST, KAFKA_LEAVES, KAFKA_GONE } kafka_sub_state;
+typedef enum {
+    KAFKA_OPEN,
+    KAFKA_FALLEN, /* its consumer has failed for good; another one will be made: fallen.c */
+    KAFKA_COMMITS_LAST,
+    KAFKA_LEAVES,
+} kafka_sub_state;
 
 enum { KAFKA_EPOCH_SHIFT = 48 }; /* of a tag: the offset is below */
 enum { KAFKA_RECENT = 64 };
+enum { KAFKA_TOPICS = 64 }; /* more than MW_TIERS + 1: room for retry channels of the past */
 
 typedef struct kafka_wait { /* a settlement that is answered when a commit has it */
     void *cookie;
@@ -93,15 +99,19 @@ struct kafka_sub {
     kafka_sub *next;
     kafka_conn *conn;
     mw_source *source;
-    char *topics[MW_TIERS + 1]; /* the channel, then its retry channels */
+    char *topics[KAFKA_TOPICS]; /* the channel, its retry channels, then those of the past (stranded.c) */
     uint32_t topic_count;
     char *topic, *group; /* topic: the first of them */
+    char instance[256];  /* the name of a static member, or "" */
     bool from_start;
     mw_start_kind start_kind;
     int64_t start_at;
     kafka_sub_state state;
     int64_t session_ms;
-    rd_kafka_t *rk;
+    size_t ahead_bytes; /* what may be fetched ahead of a partition */
+    rd_kafka_t *rk;     /* NULL: while none could be made (KAFKA_FALLEN) */
+    uint32_t life;      /* which one it is, of those that followed each other */
+    bool fatal;         /* librdkafka says that it will not work again; looked at when it is safe */
     rd_kafka_queue_t *events, *commits;
     kafka_errands *errands; /* asking for commits, and the end of the consumer */
     mw_wake wake;
@@ -133,8 +143,17 @@ struct kafka_sub {
     /* rebalance.c */
     rd_kafka_topic_partition_list_t *revoked; /* waits for its handlers */
     mw_timer revoke_timer;
-    bool revoke_late;     /* no more waiting for handlers */
-    uint32_t assignments; /* counts, so that a late answer is known as such */
+    bool revoke_late;    /* no more waiting for handlers */
+    bool coming;         /* an assignment waits for what is committed, and librdkafka for it */
+    mw_timer look_timer; /* until lost partitions that nobody revoked are taken up again */
+
+    mw_timer stranded_timer; /* stranded.c */
+
+    /* fallen.c */
+    mw_timer rise_timer;
+    uint32_t falls; /* in quick succession */
+    uint64_t raised_at;
+    char why[MW_ERROR_TEXT];
 
     kafka_txn *txn; /* exactly once: commits are transactions; else NULL */
 
@@ -148,6 +167,8 @@ int kafka_conf_read(kafka_conn *c, const mw_url *url, mw_error *e);
 void kafka_conf_free(kafka_conn *c); /* what kafka_conf_read made */
 bool kafka_conf_given(const kafka_conn *c, const char *name);
 int kafka_conf_check(const mw_url *url, mw_error *e); /* touches nothing */
+int kafka_check_source(const mw_url *url, const mw_subscription *s, mw_error *e);
+int64_t kafka_conf_session(const kafka_conn *c, int64_t lease_ms);
 typedef enum { KAFKA_PRODUCES, KAFKA_TRANSACTS, KAFKA_CONSUMES, KAFKA_LOOKS } kafka_role;
 rd_kafka_t *kafka_conf_handle(kafka_conn *c, kafka_role role, const char *const *pairs, mw_error *e);
 char *kafka_topic(const kafka_conn *c, const char *channel); /* the caller frees it */
@@ -176,9 +197,12 @@ void kafka_begin(mw_sub *sub, uint64_t tag, uint32_t unit);
 void kafka_pause(mw_sub *sub);
 void kafka_unsubscribe(mw_sub *sub);
 void kafka_sub_pump(kafka_sub *s);
+void kafka_sub_join(kafka_sub *s); /* again, because there are more topics */
 void kafka_sub_committed_last(kafka_sub *s);
-bool kafka_sub_stood_still(kafka_sub *s); /* just now; what it had is fenced */
-void kafka_sub_abandon(kafka_sub *s);     /* the connection closes: no answers any more */
+int kafka_sub_raise(kafka_sub *s, mw_error *e); /* makes a consumer, and joins */
+void kafka_sub_lower(kafka_sub *s);             /* ends it, and everything that came from it */
+bool kafka_sub_stood_still(kafka_sub *s);       /* just now; what it had is fenced */
+void kafka_sub_abandon(kafka_sub *s);           /* the connection closes: no answers any more */
 
 /* partitions.c */
 kafka_part *kafka_part_new(kafka_sub *s, const char *topic, int32_t partition);
@@ -212,6 +236,13 @@ void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev);
 void kafka_rebalance_check(kafka_sub *s);       /* a settlement came: is the revoked partition empty? */
 void kafka_lost(kafka_sub *s, const char *why); /* what we have is not ours any more */
 void kafka_gone(kafka_sub *s);                  /* a topic is, or is another one now */
+void kafka_rebalance_forget(kafka_sub *s);      /* everything it has is nobody's any more */
+
+/* fallen.c */
+void kafka_fall(kafka_sub *s);
+
+/* stranded.c */
+void kafka_stranded_look(kafka_sub *s);
 
 /* txn.c */
 kafka_txn *kafka_txn_new(kafka_sub *s);

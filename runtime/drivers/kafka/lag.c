@@ -18,7 +18,8 @@ static bool lag_of(const kafka_part *p, uint64_t *lag) {
 
 bool kafka_depth(mw_sub *sub, mw_depth *out) {
     kafka_sub *s = (kafka_sub *)sub;
-    *out = (mw_depth){.known = s->assigned_once && !s->revoked, .own_share = true};
+    *out =
+        (mw_depth){.known = s->assigned_once && !s->revoked && s->state != KAFKA_FALLEN, .own_share = true};
     for (uint32_t i = 0; i < s->part_count; i++) {
         kafka_part *p = s->parts[i];
         uint64_t lag;

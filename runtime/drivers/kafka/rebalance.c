@@ -41,7 +41,8 @@ typedef struct asking {
     kafka_sub *sub;
     rd_kafka_t *rk;
     rd_kafka_topic_partition_list_t *list;
-    uint32_t assignment, tries;
+    uint16_t *epochs; /* of those in the list: one that went and came back meanwhile is another one */
+    uint32_t life, tries;
     bool again, gone;
     rd_kafka_resp_err_t err;
 } asking;
@@ -100,6 +101,7 @@ static void ask(kafka_errand *e) {
 
 static void free_asking(asking *a) {
     rd_kafka_topic_partition_list_destroy(a->list);
+    free(a->epochs);
     free(a);
 }
 
@@ -125,7 +127,6 @@ static void start_parts(kafka_sub *s, asking *a) {
     for (int i = 0; i < a->list->cnt; i++) {
         rd_kafka_topic_partition_t *t = &a->list->elems[i];
         kafka_part *p = kafka_part_find(s, t->topic, t->partition);
-        if (!p || p->state != KAFKA_PART_WAITS) continue;
         p->marks = kafka_marks_new((uint64_t)t->offset);
         if (t->metadata_size) kafka_marks_read(p->marks, t->metadata, t->metadata_size);
         p->dirty = true; /* where the group begins stands from now on, whatever happens next */
@@ -144,49 +145,105 @@ static void send_asking(kafka_sub *s, asking *a) {
     kafka_errands_send(s->errands, &a->errand);
 }
 
+/* Takes out of the list what has gone while we asked. true: nothing is left of it. */
+static bool all_gone(asking *a) {
+    int before = a->list->cnt;
+    for (int i = before; i-- > 0;) {
+        const rd_kafka_topic_partition_t *t = &a->list->elems[i];
+        const kafka_part *p = kafka_part_find(a->sub, t->topic, t->partition);
+        if (p && p->state == KAFKA_PART_WAITS && p->epoch == a->epochs[i]) continue;
+        memmove(&a->epochs[i], &a->epochs[i + 1], (size_t)(a->list->cnt - i - 1) * sizeof *a->epochs);
+        rd_kafka_topic_partition_list_del_by_idx(a->list, i);
+    }
+    return before && !a->list->cnt;
+}
+
+static void ask_again(kafka_sub *s, asking *a) {
+    if ((a->tries & (a->tries + 1)) == 0) { /* not every time */
+        mw_log_begin(MW_WARN, "kafka: cannot read where the group stands, trying again");
+        mw_log_text("topic", s->topic);
+        mw_log_text("group", s->group);
+        mw_log_text("error", rd_kafka_err2str(a->err));
+        mw_log_end();
+    }
+    a->tries++;
+    kafka_note(s->conn, rd_kafka_err2str(a->err));
+    for (int i = 0; i < a->list->cnt; i++) {
+        a->list->elems[i].offset = RD_KAFKA_OFFSET_INVALID;
+        a->list->elems[i].err = RD_KAFKA_RESP_ERR_NO_ERROR;
+    }
+    send_asking(s, a);
+}
+
+static void look_in(kafka_sub *s, int64_t ms);
+
+/* librdkafka waits for an answer to an event: it would take what is said about other partitions for it. */
+static bool owes_answer(const kafka_sub *s) { return s->revoked || s->coming; }
+
+static void look_later(kafka_sub *s, const asking *a) {
+    for (int i = 0; i < a->list->cnt; i++)
+        kafka_part_find(s, a->list->elems[i].topic, a->list->elems[i].partition)->state = KAFKA_PART_LOST;
+    look_in(s, LOOK_MS);
+}
+
+static void found(kafka_sub *s, asking *a) {
+    if (!s->assigned_once) kafka_stranded_look(s);
+    s->assigned_once = true;
+    s->was_gone = false;
+    start_parts(s, a);
+}
+
 static void asked(kafka_errand *e, bool alive) {
     asking *a = (asking *)e;
     kafka_sub *s = a->sub;
-    if (!alive) {
-        free_asking(a);
-    } else if (a->assignment != s->assignments) { /* it has gone again */
-        free_asking(a);
-    } else if (s->state == KAFKA_LEAVES) {
-        if (!a->again) rd_kafka_assign(s->rk, NULL); /* librdkafka waits for an answer before it leaves */
-        free_asking(a);
-    } else if (a->err) {
-        if ((a->tries & (a->tries + 1)) == 0) { /* not every time */
-            mw_log_begin(MW_WARN, "kafka: cannot read where the group stands, trying again");
-            mw_log_text("topic", s->topic);
-            mw_log_text("group", s->group);
-            mw_log_text("error", rd_kafka_err2str(a->err));
-            mw_log_end();
-        }
-        a->tries++;
-        kafka_note(s->conn, rd_kafka_err2str(a->err));
-        for (int i = 0; i < a->list->cnt; i++) {
-            a->list->elems[i].offset = RD_KAFKA_OFFSET_INVALID;
-            a->list->elems[i].err = RD_KAFKA_RESP_ERR_NO_ERROR;
-        }
-        send_asking(s, a);
-    } else {
-        s->assigned_once = true;
-        s->was_gone = false;
-        start_parts(s, a);
-        free_asking(a);
+    bool ours = alive && a->life == s->life, gone = !ours || all_gone(a);
+    if (!gone && a->err && s->state != KAFKA_LEAVES) {
+        ask_again(s, a);
+        return;
     }
+    if (ours && !a->again) s->coming = false;
+    if (!gone && s->state == KAFKA_LEAVES) {
+        if (!a->again) rd_kafka_assign(s->rk, NULL); /* librdkafka waits for an answer before it leaves */
+    } else if (!gone && a->again && owes_answer(s)) {
+        look_later(s, a);
+    } else if (!gone) {
+        found(s, a);
+    }
+    free_asking(a);
+}
+
+/* What was delivered of it is nobody's any more. */
+static void forget(kafka_part *p) {
+    kafka_sub *s = p->sub;
+    s->conn->host->fence(s->source, p->unit);
+    kafka_commit_forget(s, p);
+    kafka_part_free(p);
+}
+
+void kafka_rebalance_forget(kafka_sub *s) {
+    mw_timer_stop(&s->revoke_timer);
+    mw_timer_stop(&s->look_timer);
+    while (s->part_count) forget(s->parts[0]);
+    if (s->revoked) rd_kafka_topic_partition_list_destroy(s->revoked);
+    s->revoked = NULL;
+    s->revoke_late = s->coming = s->gone = s->was_gone = false;
 }
 
 static void take(kafka_sub *s, const rd_kafka_topic_partition_list_t *list, bool again) {
     asking *a = calloc(1, sizeof *a);
-    if (!a) abort();
-    *a = (asking){.sub = s,
-                  .rk = s->rk,
-                  .list = rd_kafka_topic_partition_list_copy(list),
-                  .again = again,
-                  .gone = s->was_gone,
-                  .assignment = ++s->assignments};
-    for (int i = 0; i < list->cnt; i++) kafka_part_new(s, list->elems[i].topic, list->elems[i].partition);
+    if (!a || !(a->epochs = calloc((size_t)list->cnt + 1, sizeof *a->epochs))) abort();
+    a->sub = s;
+    a->rk = s->rk;
+    a->list = rd_kafka_topic_partition_list_copy(list);
+    a->life = s->life;
+    a->again = again;
+    a->gone = s->was_gone;
+    s->coming = s->coming || !again;
+    for (int i = 0; i < list->cnt; i++) {
+        kafka_part *old = kafka_part_find(s, list->elems[i].topic, list->elems[i].partition);
+        if (old) forget(old);
+        a->epochs[i] = kafka_part_new(s, list->elems[i].topic, list->elems[i].partition)->epoch;
+    }
     send_asking(s, a);
 }
 
@@ -199,13 +256,9 @@ static void let_go(kafka_sub *s) {
     mw_timer_stop(&s->revoke_timer);
     for (int i = 0; i < list->cnt; i++) {
         kafka_part *p = kafka_part_find(s, list->elems[i].topic, list->elems[i].partition);
-        if (!p) continue;
-        s->conn->host->fence(s->source, p->unit);
-        kafka_commit_forget(s, p);
-        kafka_part_free(p);
+        if (p) forget(p);
     }
     log_partitions(s, "partitions given back", list);
-    s->assignments++;
     if (cooperative(s))
         log_rd_error(s, "kafka: unassign", rd_kafka_incremental_unassign(s->rk, list));
     else
@@ -248,7 +301,6 @@ static void give(kafka_sub *s, const rd_kafka_topic_partition_list_t *list) {
     log_partitions(s, lost ? "partitions lost" : "partitions revoked", list);
     if (s->revoked) rd_kafka_topic_partition_list_destroy(s->revoked);
     s->revoked = rd_kafka_topic_partition_list_copy(list);
-    s->assignments++;
     for (int i = 0; i < list->cnt; i++) {
         kafka_part *p = kafka_part_find(s, list->elems[i].topic, list->elems[i].partition);
         if (!p) continue;
@@ -280,10 +332,12 @@ void kafka_rebalance(kafka_sub *s, rd_kafka_event_t *ev) {
 
 /* Nobody revoked them after all: goes on from what is committed. */
 static void still_ours(mw_timer *t) {
-    kafka_sub *s = mw_container_of(t, kafka_sub, revoke_timer);
-    for (uint32_t i = 0; i < s->part_count; i++) {
-        if (s->parts[i]->state != KAFKA_PART_WAITS) continue;
-        mw_timer_start(s->conn->loop, &s->revoke_timer, LOOK_MS, still_ours); /* one question at a time */
+    kafka_sub *s = mw_container_of(t, kafka_sub, look_timer);
+    if (s->state != KAFKA_OPEN) return;
+    bool waits = owes_answer(s);
+    for (uint32_t i = 0; i < s->part_count && !waits; i++) waits = s->parts[i]->state == KAFKA_PART_WAITS;
+    if (waits) {
+        look_in(s, LOOK_MS); /* one question at a time */
         return;
     }
     rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new((int)s->part_count);
@@ -293,8 +347,16 @@ static void still_ours(mw_timer *t) {
             ->opaque = s->parts[i]->anew ? s : NULL;
         kafka_part_free(s->parts[i]);
     }
-    if (list->cnt && s->state == KAFKA_OPEN) take(s, list, true);
+    if (list->cnt) take(s, list, true);
     rd_kafka_topic_partition_list_destroy(list);
+}
+
+/* No earlier than another look that is to come: that one waits for a session to end. */
+static void look_in(kafka_sub *s, int64_t ms) {
+    uint64_t at = mw_loop_mono_ms(s->conn->loop) + (uint64_t)ms;
+    if (mw_timer_running(&s->look_timer) && s->look_timer.at >= at) return;
+    mw_timer_stop(&s->look_timer);
+    mw_timer_start(s->conn->loop, &s->look_timer, ms, still_ours);
 }
 
 static void lose(kafka_sub *s, const char *text, const char *why, int64_t look_again_ms) {
@@ -313,10 +375,8 @@ static void lose(kafka_sub *s, const char *text, const char *why, int64_t look_a
     }
     s->commit_failures = 0;
     mw_timer_stop(&s->pace);
-    if (s->revoked)
-        let_go(s);
-    else if (s->state == KAFKA_OPEN)
-        mw_timer_start(s->conn->loop, &s->revoke_timer, look_again_ms, still_ours);
+    if (s->revoked) let_go(s);
+    if (s->state == KAFKA_OPEN) look_in(s, look_again_ms); /* of several, some may have been kept */
 }
 
 void kafka_lost(kafka_sub *s, const char *why) {

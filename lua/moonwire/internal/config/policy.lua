@@ -15,7 +15,7 @@ local RULES = {
   max_age = { kind = "seconds", min = 0.001 },
   topics = { kind = "table" },
 }
-local TIERS = 8 -- as in core/spec.h
+local TIERS = 32 -- MW_TIERS in core/spec.h
 
 local TOP = { classes = { kind = "table" } }
 for name, rule in pairs(RULES) do TOP[name] = rule end
@@ -47,21 +47,34 @@ local function check_backoff(b, where, problems, prefix)
   end
 end
 
---- The delays of retry channels: one channel each, one attempt each.
+local function milliseconds(seconds) return math.floor(seconds * 1000 + 0.5) end
+
+--- The delays of retry channels: one channel each, one attempt each. They rise, because a later attempt that waits less
+--- than the one before is a slip.
 local function check_topics(topics, where, problems, prefix)
+  local function problem(text)
+    problems[#problems + 1] = ("%s:%d: %s: %s.topics %s"):format(where.file,
+      fields.line_of(where.source, where.line, "topics"), where.what, prefix, text)
+  end
   local good = #topics > 0 and #topics <= TIERS
   for i = 1, #topics do
     local s = topics[i]
     good = good and type(s) == "number" and s >= 0.001 and s <= 31536000
   end
-  if good then return end
-  problems[#problems + 1] = ("%s:%d: %s: %s.topics must list 1 to %d delays in seconds, such as { 5, 60 }"):format(
-    where.file, fields.line_of(where.source, where.line, "topics"), where.what, prefix, TIERS)
+  if not good then
+    return problem(("must list 1 to %d delays in seconds, such as { 5, 60 }"):format(TIERS))
+  end
+  for i = 2, #topics do
+    if milliseconds(topics[i]) <= milliseconds(topics[i - 1]) then
+      local text = "must rise from one attempt to the next: %g comes after %g; with `attempts` the last one is repeated"
+      return problem(text:format(topics[i], topics[i - 1]))
+    end
+  end
 end
 
 local function fill_tiers(out, topics)
   out.tier_count = #topics
-  for i, seconds in ipairs(topics) do out.tiers_ms[i - 1] = math.floor(seconds * 1000 + 0.5) end
+  for i, seconds in ipairs(topics) do out.tiers_ms[i - 1] = milliseconds(seconds) end
 end
 
 local function fill_backoff(out, settings)
@@ -107,7 +120,9 @@ local function inherit(class, top)
     all[name] = class[name]
     if all[name] == nil then all[name] = top[name] end
   end
-  if type(class.backoff) == "table" and not class.attempts then all.attempts = nil end -- the list says how many
+  if class.backoff ~= nil and class.topics == nil then all.topics = nil end -- it is one or the other
+  local listed = class.topics or type(class.backoff) == "table"
+  if listed and not class.attempts then all.attempts = nil end -- the list says how many
   all.pause = class.pause
   return all
 end
@@ -131,18 +146,28 @@ local function check_class(name, class, where, problems)
   return class
 end
 
---- Every retry channel of any policy, once.
-local function all_tiers(spec)
+--- Every retry channel that any of the policies sends to, once: all of them are read.
+local function all_tiers(top, classes)
   local seen, list = {}, {}
-  for i = 0, spec.policy_count - 1 do
-    for k = 0, spec.policies[i].tier_count - 1 do
-      local ms = tonumber(spec.policies[i].tiers_ms[k])
-      if not seen[ms] and #list < TIERS then list[#list + 1] = ms end
+  local function add(topics)
+    for _, seconds in ipairs(topics or {}) do
+      local ms = milliseconds(seconds)
+      if not seen[ms] then list[#list + 1] = ms end
       seen[ms] = true
     end
   end
-  spec.tier_count = #list
-  for i, ms in ipairs(list) do spec.tiers_ms[i - 1] = ms end
+  add(top.topics)
+  for _, class in pairs(classes) do if type(class) == "table" then add(class.topics) end end
+  table.sort(list)
+  return list
+end
+
+local function check_all_tiers(top, classes, where, problems)
+  local count = #all_tiers(top, classes)
+  if count <= TIERS then return end
+  local text = "%s:%d: %s: retry.topics: %d different delays, with those of its classes; a pipeline has at most %d"
+  problems[#problems + 1] = text:format(where.file, fields.line_of(where.source, where.line, "topics"), where.what,
+    count, TIERS)
 end
 
 --- In specs another broker stands in, which keeps retries itself: the delays stay, the channels do not.
@@ -176,6 +201,7 @@ function M.prepare(retry, where, problems, no_topics)
     class = check_class(name, class, where, problems)
     if type(name) == "string" then classes[name] = class end
   end
+  if #problems == 0 then check_all_tiers(top, classes, where, problems) end
   local names = {}
   for name in pairs(classes) do names[#names + 1] = name end
   table.sort(names)
@@ -195,7 +221,9 @@ function M.prepare(retry, where, problems, no_topics)
       end
     end
     spec.policy_count = #names + 1
-    all_tiers(spec)
+    local tiers = all_tiers(top, classes)
+    spec.tier_count = #tiers
+    for i, ms in ipairs(tiers) do spec.tiers_ms[i - 1] = ms end
   end
 end
 
