@@ -42,15 +42,15 @@ enum {
     MW_CAN_DELAY = 1 << 0,    /* publish with a delay */
     MW_CAN_PRIORITY = 1 << 1, /* a higher priority is delivered first */
     MW_CAN_ATOMIC = 1 << 2,   /* settlements carry publications on the same connection, in one transaction */
-    MW_CAN_PARK =
-        1 << 3, /* PARK and key marks: on_dead = "hold_key" / "dead_key", lanes larger than the window */
-    MW_CAN_DEDUPE = 1 << 4, /* claim / done / release */
-    MW_CAN_BROWSE = 1 << 5, /* read a channel without consuming it */
-    MW_CAN_REMOVE = 1 << 6, /* remove single messages: dlq replay and purge */
-    MW_CAN_RETRY = 1 << 7,  /* RETRY without hold: the broker delivers again when due */
-    MW_CAN_RETAIN = 1 << 8, /* keep acknowledged messages by age and count */
-    MW_CAN_GROUPS = 1 << 9, /* tell the groups of a channel, and remove one */
-    MW_CAN_SEEK = 1 << 10,  /* a new group may begin at a time or an offset */
+    MW_CAN_PARK = 1 << 3,     /* PARK and key marks: on_dead = "hold_key" / "dead_key"; put_back: lanes larger
+                                 than the     window */
+    MW_CAN_DEDUPE = 1 << 4,   /* claim / done / release */
+    MW_CAN_BROWSE = 1 << 5,   /* read a channel without consuming it */
+    MW_CAN_REMOVE = 1 << 6,   /* remove single messages: dlq replay and purge */
+    MW_CAN_RETRY = 1 << 7,    /* RETRY without hold: the broker delivers again when due */
+    MW_CAN_RETAIN = 1 << 8,   /* keep acknowledged messages by age and count */
+    MW_CAN_GROUPS = 1 << 9,   /* tell the groups of a channel, and remove one */
+    MW_CAN_SEEK = 1 << 10,    /* a new group may begin at a time or an offset */
     MW_CAN_TIERS = 1 << 11, /* reads a channel's retry channels along with it, each message when it is due */
     MW_CAN_EXACTLY =
         1 << 12, /* like ATOMIC, for subscriptions that ask for it: settlements carry publications */
@@ -202,6 +202,7 @@ typedef struct mw_incoming {
     uint32_t attempt;   /* of this delivery, from 1 */
     int64_t not_before; /* wall ms; a held retry that was interrupted waits until then; 0 = now */
     mw_text *first_error; /* of earlier attempts, or NULL; the reference passes to the core */
+    bool held; /* MW_CAN_PARK: the last of its key that go_on allowed; nothing follows before the next one */
 } mw_incoming;
 
 typedef struct mw_entry {
@@ -276,8 +277,17 @@ typedef struct mw_driver {
     void (*settle)(mw_sub *s, const mw_settlement *list, size_t count); /* list is valid during the call */
     /* With MW_CAN_PARK: deliver again what was parked for this lane, in order. While a lane has parked
      * messages the driver delivers nothing newer of that key, except what carries the header mw-replay: those
-     * wait behind the parked ones. */
+     * wait behind the parked ones. "Has parked": from the settle that parks the first one to the moment from
+     * which all that was unparked will be delivered before anything newer, whatever is still being written.
+     */
     void (*unpark)(mw_sub *s, uint64_t lane);
+    /* With MW_CAN_PARK, for lanes longer than the window; nothing is written, nothing answered. put_back: its
+     * lane is long enough. The delivery never was, and until go_on the driver delivers nothing of this key;
+     * the core gives back the rest of its batch the same way. go_on: so many more of it, the oldest first;
+     * the last one carries `held`, and is followed by the next go_on. A lane that has caught up before is
+     * free again. */
+    void (*put_back)(mw_sub *s, uint64_t tag, uint32_t unit, uint64_t lane);
+    void (*go_on)(mw_sub *s, uint64_t lane, uint32_t count);
     /* Optional, for brokers where a message's id is work to read (mw_message_new_unread): writes the place
      * where it stands, which is the same at every delivery, and returns its length. What was begun is kept
      * under this name, so that it need not be read for that. Signal handlers call it, too. */

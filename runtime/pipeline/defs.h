@@ -23,7 +23,7 @@ typedef struct mw_lane {
     mw_delivery *current;      /* the one that holds the lane */
     mw_delivery *first, *last; /* behind it */
     uint32_t count;            /* behind it */
-    bool parked;               /* the broker keeps later ones until the lane is empty */
+    bool held;                 /* the broker keeps later ones until the lane is shorter */
     struct mw_lane *next_free;
 } mw_lane;
 
@@ -160,9 +160,10 @@ void mw_source_maybe_resume(mw_pipeline *p);
 void mw_delivery_start_or_hold(mw_delivery *d);
 
 /* lanes.c */
-void mw_lane_enter(mw_delivery *d);  /* READY, WAITING, parked or dead, as its lane says */
+void mw_lane_enter(mw_delivery *d);  /* READY, WAITING, put back, parked or dead, as its lane says */
 void mw_lane_leave(mw_delivery *d);  /* the next one moves up; no lane is fine */
 void mw_lane_forget(mw_delivery *d); /* takes a waiting one out of the queue */
+void mw_lane_held(mw_pipeline *p, uint64_t key); /* the driver waits for go_on */
 void mw_lane_mark(mw_pipeline *p, uint64_t lane, mw_mark mark);
 
 /* take.c */

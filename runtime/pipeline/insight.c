@@ -32,7 +32,7 @@ static void count_keys(const mw_pipeline *p, mw_insight *out) {
         else
             out->dead_keys++;
     at = 0;
-    for (mw_lane *l; (l = mw_map_next(&p->lanes, &at, NULL));) out->parked_lanes += l->parked;
+    for (mw_lane *l; (l = mw_map_next(&p->lanes, &at, NULL));) out->parked_lanes += l->held;
 }
 
 const mw_tally *mw_pipeline_look(mw_pipeline *p) {
@@ -75,7 +75,7 @@ void mw_lane_look(const mw_pipeline *p, uint64_t lane, mw_lane_view *out) {
     const mw_lane *l = mw_map_get(&p->lanes, lane);
     *out = (mw_lane_view){.lane = lane, .mark = (mw_mark)(uintptr_t)mw_map_get(&p->marks, lane)};
     if (!l) return;
-    out->parked = l->parked;
+    out->parked = l->held;
     out->holder = l->current;
     out->first = l->first;
     out->waiting = l->count;

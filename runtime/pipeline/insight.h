@@ -10,7 +10,7 @@ size_t mw_pipeline_places(mw_pipeline *p, mw_place *out, size_t max); /* 0: the 
 typedef struct mw_lane_view {
     uint64_t lane;
     mw_mark mark;              /* MW_MARK_KEEP: none */
-    bool parked;               /* the broker keeps what comes later */
+    bool parked;               /* it is long: the broker keeps what comes later */
     const mw_delivery *holder; /* NULL: nobody is in the lane */
     const mw_delivery *first;  /* behind it */
     uint32_t waiting;

@@ -1,7 +1,12 @@
 /* lanes.c - order. A lane is the sequence of deliveries that share an ordering key; one of them holds it at a
  * time, from the moment it may run until it is settled, retries included. Lanes without work take no memory.
- * A marked key (after a dead letter, with on_dead) holds back or buries what follows; a lane that grows too
- * long is parked at the broker, so that one slow key cannot fill the window. */
+ * A marked key (after a dead letter, with on_dead) holds back or buries what follows. A lane that grows too
+ * long is held at the broker, so that one slow key cannot fill the window: what is too much is put back, and
+ * the next ones are asked for when it has become short.
+ *
+ * Whatever waits of a key outside of its lane (held, parked, or on its way from or to there) is older than
+ * all that the broker may still deliver of it, and comes first. The broker's driver sees to that, because
+ * only it knows what is written by now; see put_back, go_on and unpark in driver.h. */
 #include <stdlib.h>
 
 #include "pipeline/defs.h"
@@ -18,12 +23,29 @@ static mw_lane *lane_of(mw_pipeline *p, uint64_t key) {
     return *place = l;
 }
 
+static uint32_t longest(const mw_pipeline *p) {
+    uint32_t n = p->spec.buffer_count / 4;
+    return n < 16 ? 16 : n;
+}
+
+static void let_more_come(mw_pipeline *p, mw_lane *l) {
+    uint32_t most = longest(p);
+    if (!l->held || l->count > most / 2) return;
+    l->held = false;
+    if (p->sub) p->driver->go_on(p->sub, l->key, most - l->count);
+}
+
+void mw_lane_held(mw_pipeline *p, uint64_t key) {
+    mw_lane *l = mw_map_get(&p->lanes, key);
+    if (l)
+        l->held = true;
+    else /* it did not enter its lane, or has left it already */
+        p->driver->go_on(p->sub, key, longest(p));
+}
+
 static void drop_lane(mw_pipeline *p, mw_lane *l) {
     mw_map_remove(&p->lanes, l->key);
-    if (l->parked) { /* everything we had of it is done: the broker may send the rest, in order */
-        mw_pipeline_flush(p);
-        p->driver->unpark(p->sub, l->key);
-    }
+    let_more_come(p, l);
     l->next_free = p->free_lanes;
     p->free_lanes = l;
 }
@@ -53,14 +75,16 @@ static bool marked(mw_delivery *d) {
     return true;
 }
 
-static uint32_t longest(const mw_pipeline *p) {
-    uint32_t n = p->spec.buffer_count / 4;
-    return n < 16 ? 16 : n;
+/* The broker holds back by the message's own key; it knows no other. */
+static bool may_put_back(const mw_pipeline *p) {
+    return p->driver->can & MW_CAN_PARK && p->spec.order == MW_ORDER_KEY && !p->spec.own_key;
 }
 
-/* The broker holds back what is newer than a parked message by the message's own key; it knows no other. */
-static bool may_park(const mw_pipeline *p) {
-    return p->driver->can & MW_CAN_PARK && p->spec.order == MW_ORDER_KEY && !p->spec.own_key;
+static void put_back(mw_delivery *d) {
+    mw_pipeline *p = d->pipeline;
+    p->tally->counters.received--;
+    p->driver->put_back(p->sub, d->tag, d->unit, d->lane_key);
+    mw_delivery_free(d);
 }
 
 void mw_lane_enter(mw_delivery *d) {
@@ -75,9 +99,9 @@ void mw_lane_enter(mw_delivery *d) {
         l->current = d;
         d->lane = l;
         mw_delivery_start_or_hold(d);
-    } else if (may_park(p) && (l->parked || l->count >= longest(p))) {
-        l->parked = true;
-        mw_settle_simple(d, MW_SETTLE_PARK);
+    } else if (may_put_back(p) && (l->held || l->count >= longest(p))) {
+        l->held = true;
+        put_back(d);
     } else {
         d->lane = l;
         d->state = MW_D_WAITING;
@@ -115,7 +139,10 @@ void mw_lane_leave(mw_delivery *d) {
         next->lane = l;
         mw_delivery_start_or_hold(next);
     }
-    if (!l->current) drop_lane(p, l);
+    if (l->current)
+        let_more_come(p, l);
+    else
+        drop_lane(p, l);
 }
 
 void mw_lane_forget(mw_delivery *d) {

@@ -76,7 +76,9 @@ void mw_source_deliver(mw_source *s, const mw_incoming *in, size_t count) {
                 d->lane_key = mw_message_lane(d->msg);
             else if (p->spec.order == MW_ORDER_SOURCE)
                 d->lane_key = (uint64_t)d->unit + 1;
+            uint64_t lane = d->lane_key;
             mw_lane_enter(d);
+            if (in[i].held) mw_lane_held(p, lane);
         }
     }
     /* A driver that used up the room it was told of need not ask again: it is called when there is some. */

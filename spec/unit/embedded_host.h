@@ -53,7 +53,7 @@ typedef struct got { /* a delivery as it came */
     char key[16], error[64];
     size_t size;
     uint64_t hash; /* of the body */
-    bool done;
+    bool done, held;
 } got;
 
 struct mw_link {
@@ -83,6 +83,7 @@ struct mw_source {
     size_t count;
     size_t room, bytes, flying;
     int settled, fenced_answers, errors, fences, marks, closed;
+    bool unparks; /* as a pipeline does, when a mark is gone */
     uint64_t last_lane;
     mw_mark last_mark;
     mw_error error;
@@ -105,6 +106,7 @@ static void on_deliver(mw_source *s, const mw_incoming *in, size_t count) {
                    .unit = in[i].unit,
                    .attempt = in[i].attempt,
                    .not_before = in[i].not_before,
+                   .held = in[i].held,
                    .size = p.body_len,
                    .hash = mw_hash64(p.body, p.body_len)};
         char number[16] = "";
@@ -137,6 +139,7 @@ static void on_mark(mw_source *s, uint64_t lane, mw_mark mark) {
     s->marks++;
     s->last_lane = lane;
     s->last_mark = mark;
+    if (s->unparks && mark == MW_MARK_NONE) D->unpark(s->sub, lane);
 }
 
 static void on_closed(mw_source *s) { s->closed++; }

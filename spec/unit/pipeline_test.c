@@ -40,6 +40,10 @@ static struct {
     int resumes, pauses, begins, unparks, unsubscribes;
     int settles_at_unpark;
     uint64_t unparked, begun;
+    uint64_t put_back[MOST];
+    int put_back_count, go_ons;
+    uint64_t went_on;
+    uint32_t go_on_count;
     mw_depth depth;
 } fake;
 
@@ -80,6 +84,21 @@ static void fake_unpark(mw_sub *s, uint64_t lane) {
     fake.unparks++;
     fake.unparked = lane;
     fake.settles_at_unpark = fake.settle_count;
+}
+static void (*on_put_back)(uint64_t tag); /* what the soak makes of it */
+static void (*on_go_on)(uint64_t lane, uint32_t count);
+static void fake_put_back(mw_sub *s, uint64_t tag, uint32_t unit, uint64_t lane) {
+    (void)s, (void)unit, (void)lane;
+    if (fake.put_back_count == MOST) abort();
+    fake.put_back[fake.put_back_count++] = tag;
+    if (on_put_back) on_put_back(tag);
+}
+static void fake_go_on(mw_sub *s, uint64_t lane, uint32_t count) {
+    (void)s;
+    fake.go_ons++;
+    fake.went_on = lane;
+    fake.go_on_count = count;
+    if (on_go_on) on_go_on(lane, count);
 }
 static bool fake_depth(mw_sub *s, mw_depth *out) {
     (void)s;
@@ -127,6 +146,8 @@ static mw_driver fake_driver = {
     .begin = fake_begin,
     .settle = fake_settle,
     .unpark = fake_unpark,
+    .put_back = fake_put_back,
+    .go_on = fake_go_on,
     .depth = fake_depth,
     .pause = fake_pause,
     .unsubscribe = fake_unsubscribe,
@@ -248,6 +269,7 @@ typedef struct given {
     uint8_t priority;
     size_t body;
     const char *error; /* of an earlier attempt */
+    bool held;
 } given;
 
 static void deliver_as(uint64_t tag, given g) {
@@ -273,7 +295,8 @@ static void deliver_as(uint64_t tag, given g) {
                       .unit = g.unit,
                       .attempt = g.attempt ? g.attempt : 1,
                       .not_before = g.not_before,
-                      .first_error = g.error ? mw_text_new(g.error, strlen(g.error)) : NULL};
+                      .first_error = g.error ? mw_text_new(g.error, strlen(g.error)) : NULL,
+                      .held = g.held};
     mw_headers_free(&h);
     mw_core_host.deliver(fake.source, &in, 1);
 }
@@ -821,9 +844,9 @@ static void settle_errors(void) {
     end();
 }
 
-/* ---- parking ---- */
+/* ---- long lanes ---- */
 
-static void park_long_lanes(void) {
+static void long_lanes_are_put_back(void) {
     prepare();
     spec.buffer_count = 100; /* a quarter: 25 behind the one that runs */
     start();
@@ -831,23 +854,49 @@ static void park_long_lanes(void) {
     deliver(31, "cold");
     mw_delivery *d = take(1);
     take(31);
-    for (uint64_t tag = 27; tag <= 30; tag++) {
-        EQUAL(lane("hot"), expect(tag, MW_SETTLE_PARK)->lane);
-        answer(tag, NULL);
-    }
-    expect_none(26);
-    EQUAL(4, counters().parked);
+    EQUAL(4, fake.put_back_count);
+    for (uint64_t tag = 27; tag <= 30; tag++) EQUAL(tag, fake.put_back[tag - 27]);
+    EQUAL(0, fake.settle_count); /* nothing is written for it */
     EQUAL(27, mw_pipeline_in_flight(p));
-    for (uint64_t tag = 1; tag <= 26; tag++) {
+    EQUAL(27, counters().received);
+    for (uint64_t tag = 1; tag <= 13; tag++) {
         if (tag > 1) d = take(tag);
         if (tag == 10) deliver(32, "hot"); /* newer than those at the broker: it may not overtake them */
-        EQUAL(0, fake.unparks);
+        EQUAL(0, fake.go_ons);
         mw_delivery_ack(d);
     }
-    EQUAL(1, fake.unparks);
-    CHECK(fake.unparked == lane("hot"), "another lane");
-    expect(32, MW_SETTLE_PARK);
-    CHECK(fake.settles_at_unpark > settlement(32), "unparked before the driver had what was to be parked");
+    EQUAL(5, fake.put_back_count);
+    EQUAL(1, fake.go_ons); /* it is half empty */
+    EQUAL(25 - 12, fake.go_on_count);
+    CHECK(fake.went_on == lane("hot"), "another lane");
+    for (uint64_t tag = 27; tag <= 30; tag++) deliver(tag, "hot");
+    for (uint64_t tag = 14; tag <= 30; tag++) mw_delivery_ack(take(tag));
+    EQUAL(1, fake.go_ons); /* it has not been told that there is more */
+    end();
+}
+
+/* The last that go_on allowed says so: then the next ones have to be asked for. */
+static void more_is_asked_for(void) {
+    prepare();
+    spec.buffer_count = 100;
+    start();
+    deliver(1, "hot");
+    deliver_as(2, (given){.key = "hot", .held = true});
+    EQUAL(0, fake.go_ons);
+    mw_delivery_ack(take(1));
+    EQUAL(1, fake.go_ons);
+    EQUAL(25, fake.go_on_count);
+    deliver_as(3, (given){.key = "hot", .held = true});
+    mw_delivery_ack(take(2));
+    mw_delivery_ack(take(3));
+    EQUAL(2, fake.go_ons); /* also from an empty lane */
+    mw_core_host.mark(fake.source, lane("held"), MW_MARK_HOLD);
+    deliver_as(4, (given){.key = "held", .held = true}); /* it never enters its lane */
+    EQUAL(3, fake.go_ons);
+    CHECK(fake.went_on == lane("held"), "another lane");
+    deliver_as(5, (given){.key = "hot", .held = true});
+    mw_core_host.fence(fake.source, MW_UNIT_ALL);
+    EQUAL(4, fake.go_ons);
     end();
 }
 
@@ -1201,13 +1250,13 @@ static void drain_while_held(void) { /* the broker takes its time: the held retr
     end();
 }
 
-static void drain_parked_lane(void) {
+static void drain_long_lane(void) {
     prepare();
     spec.buffer_count = 64;
     start();
     for (uint64_t tag = 1; tag <= 20; tag++) deliver(tag, "hot");
     mw_delivery *d = take(1);
-    for (uint64_t tag = 18; tag <= 20; tag++) settled(tag, MW_SETTLE_PARK);
+    EQUAL(3, fake.put_back_count);
     mw_pipeline_drain(p);
     for (uint64_t tag = 2; tag <= 17; tag++) settled(tag, MW_SETTLE_RELEASE);
     mw_delivery_ack(d);
@@ -1736,19 +1785,68 @@ static struct {
     bool out;      /* at the core now */
     uint32_t attempt;
 } soak[SOAK + 1];
+/* A broker that holds lanes: those of a key that wait, in order, and how many of them may go. */
+static struct {
+    uint64_t tags[SOAK];
+    int count;
+    uint32_t room;
+    bool is_long;
+} held_lane[KEYS];
+static const char *const key_names[KEYS] = {"a", "b", "c", "d", "e", "f"};
 static int epoch, runs_of_key[KEYS];
 static uint64_t last_begun[KEYS];
 static mw_delivery *running[SOAK];
 static int running_count;
 
-static void soak_deliver(uint64_t tag) {
-    static const char *const names[KEYS] = {"a", "b", "c", "d", "e", "f"};
+static void soak_deliver(uint64_t tag, bool held) {
     soak[tag].out = true;
     soak[tag].epoch = epoch;
     soak[tag].attempt++;
-    deliver_as(tag, (given){.key = soak[tag].key < 0 ? NULL : names[soak[tag].key],
+    deliver_as(tag, (given){.key = soak[tag].key < 0 ? NULL : key_names[soak[tag].key],
                             .attempt = soak[tag].attempt,
-                            .priority = (uint8_t)(1 + rnd(9))});
+                            .priority = (uint8_t)(1 + rnd(9)),
+                            .held = held});
+}
+
+static void soak_hold(uint64_t tag, bool first) {
+    int key = soak[tag].key, n = held_lane[key].count++;
+    uint64_t *tags = held_lane[key].tags;
+    if (first) {
+        memmove(tags + 1, tags, (size_t)n * sizeof *tags);
+        n = 0;
+    }
+    tags[n] = tag;
+}
+
+static void soak_put_back(uint64_t tag) {
+    soak[tag].out = false;
+    soak[tag].attempt--;
+    soak_hold(tag, true); /* what waits already is newer */
+    held_lane[soak[tag].key].room = 0;
+    held_lane[soak[tag].key].is_long = true;
+}
+
+static void soak_go_on(uint64_t of, uint32_t count) {
+    for (int key = 0; key < KEYS; key++)
+        if (lane(key_names[key]) == of) held_lane[key].room = count;
+}
+
+static bool soak_waiting(void) {
+    for (int key = 0; key < KEYS; key++)
+        if (held_lane[key].count) return true;
+    return false;
+}
+
+static void soak_deliver_held(void) {
+    int key = (int)rnd(KEYS);
+    if (!held_lane[key].room) return;
+    if (!held_lane[key].count) {
+        held_lane[key].is_long = false;
+        return;
+    }
+    uint64_t tag = held_lane[key].tags[0];
+    memmove(held_lane[key].tags, held_lane[key].tags + 1, (size_t)--held_lane[key].count * sizeof tag);
+    soak_deliver(tag, --held_lane[key].room == 0);
 }
 
 static void soak_answer(void) {
@@ -1844,17 +1942,20 @@ static void soak_run(unsigned can, bool fences) {
     prepare();
     fake_driver.can = can;
     spec.concurrency = 20;
-    spec.buffer_count = 200;
+    spec.buffer_count = 100;
+    on_put_back = soak_put_back;
+    on_go_on = soak_go_on;
     retry_policy(&spec.policies[0], "", MW_POLICY_RETRY, 4, 0.001);
     start();
     memset(soak, 0, sizeof soak);
     memset(runs_of_key, 0, sizeof runs_of_key);
     memset(last_begun, 0, sizeof last_begun);
+    memset(held_lane, 0, sizeof held_lane);
     epoch = running_count = 0;
     uint64_t next = 1;
     int in_epoch = 0;
     uint64_t began = mw_loop_mono_ms(loop);
-    for (int step = 0; next <= SOAK || mw_pipeline_in_flight(p); step++) {
+    for (int step = 0; next <= SOAK || mw_pipeline_in_flight(p) || soak_waiting(); step++) {
         if (mw_loop_mono_ms(loop) - began > PATIENCE_MS) {
             CHECK(false, "%u are stuck", mw_pipeline_in_flight(p));
             break;
@@ -1862,10 +1963,17 @@ static void soak_run(unsigned can, bool fences) {
         size_t bytes;
         switch (rnd(8)) {
         case 0:
-            if (next <= SOAK && mw_core_host.room(fake.source, &bytes)) {
-                soak[next].key = rnd(5) ? (int)rnd(KEYS) : -1;
-                soak_deliver(next++);
+            if (!mw_core_host.room(fake.source, &bytes)) break;
+            if (rnd(2) || next > SOAK) {
+                soak_deliver_held();
+                break;
             }
+            soak[next].key = rnd(5) ? (int)rnd(rnd(2) ? 1 : KEYS) : -1; /* the first one is hot */
+            if (soak[next].key >= 0 && held_lane[soak[next].key].is_long)
+                soak_hold(next, false);
+            else
+                soak_deliver(next, false);
+            next++;
             break;
         case 1:
         case 2: soak_take(); break;
@@ -1890,8 +1998,11 @@ static void soak_run(unsigned can, bool fences) {
     for (uint64_t tag = 1; !fences && tag <= SOAK; tag++) {
         CHECK(!soak[tag].out, "%llu is still out", (unsigned long long)tag);
         bool released = soak[tag].key < 0 && can & MW_CAN_RETRY; /* may be at the broker for a retry */
-        CHECK(soak[tag].finished || released || can & MW_CAN_PARK, "%llu was lost", (unsigned long long)tag);
+        CHECK(soak[tag].finished || released, "%llu was lost", (unsigned long long)tag);
     }
+    if (!fences && can & MW_CAN_PARK) CHECK(fake.put_back_count, "no lane was long");
+    on_put_back = NULL;
+    on_go_on = NULL;
     if (!fences) EQUAL(0, c.fenced);
     mw_pipeline_drain(p);
     turn();
@@ -2193,7 +2304,8 @@ static const test tests[] = {
     {"publish_fails", publish_fails},
     {"publish_fails_whatever_comes_last", publish_fails_whatever_comes_last},
     {"settle_errors", settle_errors},
-    {"park_long_lanes", park_long_lanes},
+    {"long_lanes_are_put_back", long_lanes_are_put_back},
+    {"more_is_asked_for", more_is_asked_for},
     {"no_parking", no_parking},
     {"on_dead_hold", on_dead_hold},
     {"on_dead_dead", on_dead_dead},
@@ -2207,7 +2319,7 @@ static const test tests[] = {
     {"drain_in_every_state", drain_in_every_state},
     {"drain_unkeyed_and_empty", drain_unkeyed_and_empty},
     {"drain_while_held", drain_while_held},
-    {"drain_parked_lane", drain_parked_lane},
+    {"drain_long_lane", drain_long_lane},
     {"abandon", abandon},
     {"dedupe", dedupe},
     {"busy_in_a_lane", busy_in_a_lane},

@@ -37,14 +37,30 @@ typedef struct mwe_flight { /* delivered and not settled */
     uint64_t seq;
     uint32_t attempt, epoch;
     uint32_t begun; /* its place in the worker file, or 0 */
+    uint32_t hash;  /* of its lane */
     uint16_t slot;
     uint8_t priority;
+    bool moving; /* its settlement parks or unparks its lane */
 } mwe_flight;
 
 typedef struct mwe_place { /* a message that came back to ready behind the scan */
     uint64_t seq;
     uint8_t priority;
 } mwe_place;
+
+/* Per priority: the first message to look at, or MWE_NOWHERE. */
+#define MWE_NOWHERE UINT64_MAX
+typedef struct mwe_from {
+    uint64_t at[MWE_LEVELS];
+} mwe_from;
+
+typedef struct mwe_lane { /* a lane that the scan passes by, see lanes.c */
+    struct mwe_lane *next;
+    uint32_t hash;
+    uint32_t room;   /* how many more of it the core takes */
+    uint32_t moving; /* parks and unparks of it whose end is not known yet */
+    mwe_from from;   /* what the scan passed by */
+} mwe_lane;
 
 typedef struct mwe_slot {
     bool mine, leaving;
@@ -60,9 +76,9 @@ struct mw_sub {
     mwe_channel *channel;
     mwe_sub_state state;
     bool paused, from_start, beating, promoting;
-    bool held_back; /* the scan passed messages that wait behind parked ones */
-    bool down;      /* the core was told that the store cannot be written */
-    uint64_t id;    /* as a consumer of its group */
+    bool one_lane; /* order = "source" */
+    bool down;     /* the core was told that the store cannot be written */
+    uint64_t id;   /* as a consumer of its group */
     int64_t lease_ms;
     uint32_t channel_id, group_id, slots;
     mwe_slot slot[MWE_SLOTS];
@@ -76,6 +92,9 @@ struct mw_sub {
     uint64_t scan[MWE_LEVELS]; /* per priority: the next seq to look at */
     mwe_place *back;           /* a heap of what lies before the scan */
     size_t back_count, back_capacity;
+    mw_map lanes; /* hash + 1 -> mwe_lane: those that the scan passes by */
+    mwe_lane *first_lane, **last_lane;
+    mw_map waiting; /* lane -> mwe_from: newer ones that the scan passed by because older ones are parked */
 
     mw_deferred fetch;
     mw_timer beat, due;
@@ -94,9 +113,11 @@ void mwe_fetch_soon(mw_sub *s);
 void mwe_fetch_back(mw_sub *s, const mwe_place *p); /* it is ready again */
 void mwe_fetch_rewind(mw_sub *s);
 void mwe_mark_known(mw_sub *s, uint64_t lane, mw_mark mark);
-bool mwe_depth(mw_sub *s, mw_depth *out);
 mwe_flight *mwe_flight_new(mw_sub *s, uint64_t seq);
 void mwe_flight_end(mw_sub *s, mwe_flight *f);
+
+/* depth.c */
+bool mwe_depth(mw_sub *s, mw_depth *out);
 
 /* slots.c */
 mw_sub *mwe_subscribe(mw_conn *c, const mw_subscription *want, mw_error *e);
@@ -123,7 +144,7 @@ int mwe_publish_apply(mwe_txn *t, mwe_publish *list, size_t count, int64_t freed
 int mwe_wait_put(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint8_t priority, uint64_t seq, mwe_waiting *w,
                  int64_t due_ms);
 
-/* settle.c, lanes.c */
+/* settle.c */
 int mwe_message_unwanted(mwe_txn *t, mwe_tchannel *c,
                          uint64_t seq); /* by one group: the last takes it away */
 void mwe_begin(mw_sub *s, uint64_t tag, uint32_t unit);
@@ -131,19 +152,35 @@ void mwe_settle(mw_sub *s, const mw_settlement *list, size_t count);
 void mwe_unpark(mw_sub *s, uint64_t lane);
 void mwe_promote(mw_sub *s); /* due messages become ready */
 void mwe_release_key(mw_conn *c, const char *channel, const char *group, uint64_t lane);
-typedef struct mwe_moved { /* what came back to ready; the first MWE_MOVED_MAX by place */
-    mwe_place *places;
-    uint32_t count;
-    bool more; /* rewind instead */
-} mwe_moved;
+
+/* lanes.c, on the loop's thread */
+static inline uint32_t mwe_lane_hash(const mw_sub *s, uint64_t of) { return s->one_lane ? 1 : (uint32_t)of; }
+static inline mwe_lane *mwe_lane_find(const mw_sub *s, uint32_t hash) {
+    return s->lanes.count ? mw_map_get(&s->lanes, hash + 1ull) : NULL;
+}
+static inline void mwe_from_add(mwe_from *f, uint8_t priority, uint64_t seq) {
+    if (seq < f->at[priority]) f->at[priority] = seq;
+}
+void mwe_put_back(mw_sub *s, uint64_t tag, uint32_t unit, uint64_t lane);
+void mwe_go_on(mw_sub *s, uint64_t lane, uint32_t count);
+void mwe_lane_moves(mw_sub *s, uint32_t hash);
+void mwe_lane_moved(mw_sub *s, uint32_t hash);
+void mwe_lane_waits(mw_sub *s, uint64_t lane, uint8_t priority, uint64_t seq); /* behind parked ones */
+void mwe_lane_back(mw_sub *s, uint64_t lane, mwe_from **unparked);             /* NULL: nothing; frees it */
+bool mwe_lane_runs(const mwe_lane *l); /* it has messages to deliver, and may */
+void mwe_lanes_tidy(mw_sub *s);        /* those that have caught up go with the scan again */
+void mwe_lanes_rewind(mw_sub *s);      /* the scan begins anew */
+void mwe_lanes_free(mw_sub *s);
+
+/* lanes.c, on the writer */
 int mwe_lane_park(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, uint8_t priority, uint64_t seq,
                   mwe_waiting *w);
-int mwe_lane_unpark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mwe_moved *moved);
+/* *unparked: NULL, or what came back to ready, to be freed */
+int mwe_lane_unpark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mwe_from **unparked);
 /* Lanes of these slots that were parked for being long: their old owner kept count of them, the new one
  * begins anew. */
 int mwe_lanes_adopt(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t taken);
 int mwe_lane_mark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mw_mark mark);
-void mwe_moved_back(mw_sub *s, mwe_moved *moved); /* hands it to the fetch and frees it */
 
 /* groups.c */
 void mwe_groups(mw_conn *c, const char *channel, void *cookie);

@@ -3,17 +3,19 @@
  * is not in flight is ours.
  *
  * Sequence numbers rise in commit order, so per priority a position suffices: what lies before it was seen.
- * What comes back behind it (a retry that fell due, an unparked lane) is kept in a small heap. Each fetch
- * starts at the highest priority. Work per turn is bounded; the rest follows in the next one. */
+ * What falls due behind it is kept in a small heap; a lane of which something stays behind it has a scan of
+ * its own (lanes.c). Each fetch starts at the highest priority. Work per turn is bounded; the rest follows in
+ * the next one. */
 #include <stdlib.h>
 
 #include "base/log.h"
 #include "drivers/embedded/embedded.h"
 
 enum {
-    BATCH = 512,      /* deliveries per turn */
-    WALK = 4096,      /* rows looked at per turn */
-    BACK_MOST = 1024, /* beyond it the scan goes back instead */
+    BATCH = 512,       /* deliveries per turn */
+    WALK = 4096,       /* rows looked at per turn, */
+    LANES_WALK = 4096, /* and by the scans of lanes */
+    BACK_MOST = 1024,  /* beyond it the scan goes back instead */
     UNREADABLE_MOST = 100,
     DUE_WALK = 64, /* overdue rows of others passed by */
     DUE_POLL_MS = 250,
@@ -28,11 +30,14 @@ typedef struct mark_change {
 typedef struct look { /* one fetch */
     mw_sub *s;
     MDB_txn *txn;
-    MDB_cursor *ready, *messages, *parked; /* parked: NULL when nothing is */
+    MDB_cursor *ready, *messages;
+    MDB_cursor *parked; /* NULL when nothing is */
+    MDB_cursor *behind; /* of the scans of lanes; NULL when there are none */
     mw_incoming in[BATCH];
     size_t count, room, bytes;
-    int walk;
-    bool more; /* stopped early: come again */
+    int walk, lanes_walk;
+    bool more;  /* stopped early: come again */
+    bool freed; /* marks are gone: the core must hear that before it gets messages */
     uint64_t fenced;
     mark_change *marks;
     size_t mark_count;
@@ -55,6 +60,7 @@ void mwe_flight_end(mw_sub *s, mwe_flight *f) {
     mw_map_remove(&s->flights, f->seq);
     mwe_slot *slot = &s->slot[f->slot];
     if (slot->in_flight) slot->in_flight--;
+    if (f->moving) mwe_lane_moved(s, f->hash);
     if (s->spare)
         free(f);
     else
@@ -102,7 +108,7 @@ static void back_pop(mw_sub *s) {
 void mwe_fetch_rewind(mw_sub *s) {
     memset(s->scan, 0, sizeof s->scan);
     s->back_count = 0;
-    s->held_back = false;
+    mwe_lanes_rewind(s);
 }
 
 /* ---- one message ---- */
@@ -119,17 +125,18 @@ static mw_text *first_error(look *l, uint64_t seq) {
 }
 
 /* Older messages of its key are parked: it waits behind them, unless it is what frees the key. */
-static bool held_back(look *l, const mw_parts *parts) {
-    if (!l->parked || !parts->has_key) return false;
+static bool held_back(look *l, const mw_parts *parts, uint8_t priority, uint64_t seq) {
     mw_sub *s = l->s;
+    if (!l->parked || (!parts->has_key && !s->one_lane)) return false;
     mwe_key k;
     mw_header h;
-    mwe_put64(mwe_key_group(&k, s->channel_id, s->group_id)->mv_data + MWE_GROUP_KEY,
-              mw_hash64(parts->key, parts->key_len));
-    MDB_val lane = {MWE_GROUP_KEY + 8, k.bytes}, key = lane, value;
-    if (mdb_cursor_get(l->parked, &key, &value, MDB_SET_RANGE) || !mwe_has_prefix(&key, &lane)) return false;
+    uint64_t lane = s->one_lane ? 1 : mw_hash64(parts->key, parts->key_len);
+    mwe_put64(mwe_key_group(&k, s->channel_id, s->group_id)->mv_data + MWE_GROUP_KEY, lane);
+    MDB_val prefix = {MWE_GROUP_KEY + 8, k.bytes}, key = prefix, value;
+    if (mdb_cursor_get(l->parked, &key, &value, MDB_SET_RANGE) || !mwe_has_prefix(&key, &prefix))
+        return false;
     if (mw_headers_find(parts->headers, parts->headers_len, "mw-replay", &h)) return false;
-    s->held_back = true;
+    mwe_lane_waits(s, lane, priority, seq);
     return true;
 }
 
@@ -146,7 +153,7 @@ static taken unreadable(mw_sub *s, uint64_t seq) {
 }
 
 /* The message of a row, unless it has to wait. The parts of a small one are looked at where they lie. */
-static taken load(look *l, uint64_t seq, const MDB_val *row, mw_message **m) {
+static taken load(look *l, uint8_t priority, uint64_t seq, const MDB_val *row, mw_message **m) {
     mw_sub *s = l->s;
     mwe_record r;
     mw_parts parts;
@@ -154,7 +161,7 @@ static taken load(look *l, uint64_t seq, const MDB_val *row, mw_message **m) {
     if (!mwe_record_head(row, &r)) return unreadable(s, seq);
     size_t size = mwe_record_size(&r);
     bool here = mwe_record_parts(row, &parts, &due);
-    if (here && held_back(l, &parts)) return PASSED_BY;
+    if (here && held_back(l, &parts, priority, seq)) return PASSED_BY;
     if (l->count == l->room || (l->count && size > l->bytes)) return NO_ROOM;
     *m = here && size == row->mv_size
              ? mw_message_new(&parts)
@@ -162,7 +169,7 @@ static taken load(look *l, uint64_t seq, const MDB_val *row, mw_message **m) {
     if (!*m) return unreadable(s, seq);
     if (!here) {
         mw_message_parts(*m, &parts);
-        if (held_back(l, &parts)) {
+        if (held_back(l, &parts, priority, seq)) {
             mw_message_unref(*m);
             return PASSED_BY;
         }
@@ -171,23 +178,31 @@ static taken load(look *l, uint64_t seq, const MDB_val *row, mw_message **m) {
     return TAKEN;
 }
 
-/* False: no room for it, stop here. A row that is not ours, in flight or damaged is passed by. */
-static bool take(look *l, uint8_t priority, uint64_t seq, const MDB_val *row) {
+/* By the scan of its lane, or because it has none (lane: NULL). False: no room for it, stop here. A row that
+ * is not ours, in flight, damaged, or of a lane with its own scan is passed by. */
+static bool take(look *l, uint8_t priority, uint64_t seq, const MDB_val *row, const mwe_lane *lane) {
     mw_sub *s = l->s;
     mwe_waiting w;
     mwe_key k;
     MDB_val value;
     mw_message *m;
     if (!mwe_read_waiting(row, &w)) return true;
-    uint32_t slot = w.hash % s->slots;
+    uint32_t slot = w.hash % s->slots, hash = mwe_lane_hash(s, w.hash);
+    if (lane && lane->hash != hash) return true;
     if (!s->slot[slot].mine || s->slot[slot].leaving || mw_map_get(&s->flights, seq)) return true;
+    mwe_lane *own = lane ? NULL : mwe_lane_find(s, hash);
+    if (own) {
+        mwe_from_add(&own->from, priority, seq);
+        return true;
+    }
     if (mdb_cursor_get(l->messages, mwe_key_message(&k, s->channel_id, seq), &value, MDB_SET)) {
         unreadable(s, seq);
         return true;
     }
-    taken how = load(l, seq, &value, &m);
+    taken how = load(l, priority, seq, &value, &m);
     if (how != TAKEN) return how == PASSED_BY;
     mwe_flight *f = mwe_flight_new(s, seq);
+    f->hash = hash;
     f->slot = (uint16_t)slot;
     f->priority = priority;
     f->epoch = s->slot[slot].epoch;
@@ -210,9 +225,43 @@ static bool take_back(look *l, uint8_t priority, uint64_t seq) {
         mwe_key k;
         MDB_val value, *key = mwe_key_ready(&k, s->channel_id, s->group_id, p.priority, p.seq);
         int rc = mdb_get(l->txn, s->conn->store->table[MWE_READY], key, &value);
-        if (rc == 0 && !take(l, p.priority, p.seq, &value)) return false;
+        if (rc == 0 && !take(l, p.priority, p.seq, &value, NULL)) return false;
         back_pop(s);
     }
+    return true;
+}
+
+/* One lane, one priority, up to where the scan is. False: no room for it. */
+static bool scan_lane(look *l, mwe_lane *lane, uint8_t priority) {
+    mw_sub *s = l->s;
+    mwe_key k, prefix;
+    uint8_t level;
+    uint64_t seq, *from = &lane->from.at[priority];
+    MDB_val value, *group = mwe_key_group(&prefix, s->channel_id, s->group_id),
+                   key = *mwe_key_ready(&k, s->channel_id, s->group_id, priority, *from);
+    int rc = mdb_cursor_get(l->behind, &key, &value, MDB_SET_RANGE);
+    for (; rc == 0 && mwe_has_prefix(&key, group); rc = mdb_cursor_get(l->behind, &key, &value, MDB_NEXT)) {
+        if (!mwe_read_place(&key, MWE_READY_KEY, &level, &seq)) continue;
+        if (level != priority || seq >= s->scan[priority]) break;
+        size_t before = l->count;
+        if (l->lanes_walk-- <= 0) return true;
+        if (!take(l, priority, seq, &value, lane)) return false;
+        *from = seq + 1;
+        if (l->count == before || --lane->room) continue;
+        l->in[before].held = true;
+        return true;
+    }
+    *from = MWE_NOWHERE;
+    return true;
+}
+
+/* Before the scan goes on at this priority. */
+static bool scan_lanes(look *l, uint8_t priority) {
+    mw_sub *s = l->s;
+    for (mwe_lane *lane = l->behind ? s->first_lane : NULL; lane; lane = lane->next)
+        if (mwe_lane_runs(lane) && lane->from.at[priority] < s->scan[priority] &&
+            !scan_lane(l, lane, priority))
+            return false;
     return true;
 }
 
@@ -222,10 +271,20 @@ static int seek(look *l, uint8_t priority, mwe_key *k, MDB_val *key, MDB_val *va
     return mdb_cursor_get(l->ready, key, value, MDB_SET_RANGE);
 }
 
+static bool scan_lanes_down(look *l, int *level, int to) {
+    while (*level > to)
+        if (!scan_lanes(l, (uint8_t)-- * level)) {
+            l->more = true;
+            return false;
+        }
+    return true;
+}
+
 static void scan(look *l) {
     mw_sub *s = l->s;
     mwe_key k, prefix;
     MDB_val key, value, *group = mwe_key_group(&prefix, s->channel_id, s->group_id);
+    int level = MWE_LEVELS; /* the lanes have been looked after from here up */
     int rc = seek(l, MW_PRIORITY_MAX, &k, &key, &value);
     while (rc == 0 && mwe_has_prefix(&key, group)) {
         uint8_t priority;
@@ -235,11 +294,12 @@ static void scan(look *l) {
             return;
         }
         if (mwe_read_place(&key, MWE_READY_KEY, &priority, &seq)) {
+            if (!scan_lanes_down(l, &level, priority)) return;
             if (seq < s->scan[priority]) { /* a lower level begins: go on where it was left */
                 rc = seek(l, priority, &k, &key, &value);
                 continue;
             }
-            if (!take_back(l, priority, seq) || !take(l, priority, seq, &value)) {
+            if (!take_back(l, priority, seq) || !take(l, priority, seq, &value, NULL)) {
                 l->more = true;
                 return;
             }
@@ -247,7 +307,7 @@ static void scan(look *l) {
         }
         rc = mdb_cursor_get(l->ready, &key, &value, MDB_NEXT);
     }
-    if (!take_back(l, 0, UINT64_MAX)) l->more = true;
+    if (scan_lanes_down(l, &level, 0) && !take_back(l, 0, UINT64_MAX)) l->more = true;
 }
 
 /* ---- what else one look shows ---- */
@@ -294,6 +354,7 @@ static void note_gone_marks(look *l, const mw_map *now) {
         if (!mw_map_get(now, lane)) {
             note_mark(l, lane, MW_MARK_NONE);
             mwe_fetch_rewind(l->s); /* who cleared it has unparked the lane */
+            l->freed = l->more = true;
         }
 }
 
@@ -361,12 +422,16 @@ static bool read_all(look *l) {
     if (mwe_read_begin(store, &s->conn->reader)) return false;
     l->txn = s->conn->reader;
     look_at_owners(l);
-    if (l->room && mdb_cursor_open(l->txn, store->table[MWE_READY], &l->ready) == 0) {
+    if (l->room && !l->freed && mdb_cursor_open(l->txn, store->table[MWE_READY], &l->ready) == 0) {
+        mwe_lanes_tidy(s);
+        if (s->first_lane) mdb_cursor_open(l->txn, store->table[MWE_READY], &l->behind);
         if (any_parked(l)) mdb_cursor_open(l->txn, store->table[MWE_PARKED], &l->parked);
         if (mdb_cursor_open(l->txn, store->table[MWE_MESSAGES], &l->messages) == 0) {
             scan(l);
             mdb_cursor_close(l->messages);
         }
+        for (mwe_lane *lane = s->first_lane; lane; lane = lane->next) l->more |= mwe_lane_runs(lane);
+        if (l->behind) mdb_cursor_close(l->behind);
         if (l->parked) mdb_cursor_close(l->parked);
         mdb_cursor_close(l->ready);
     }
@@ -385,6 +450,7 @@ static void fetch(mw_deferred *d) {
     memset(&l.count, 0, sizeof l - offsetof(look, count));
     l.s = s;
     l.walk = WALK;
+    l.lanes_walk = LANES_WALK;
     l.room = s->paused ? 0 : s->conn->host->room(s->source, &l.bytes);
     bool full = l.room <= BATCH;
     if (!full) l.room = BATCH;
@@ -402,83 +468,4 @@ static void fetch(mw_deferred *d) {
 
 void mwe_fetch_soon(mw_sub *s) {
     if (s->state == MWE_RUNNING) mw_defer(s->conn->loop, &s->fetch, fetch);
-}
-
-/* ---- depth ---- */
-
-static int64_t message_time(mw_sub *s, MDB_txn *txn, uint64_t from) {
-    mwe_key k;
-    MDB_cursor *c;
-    mwe_record r = {0};
-    MDB_val key = *mwe_key_message(&k, s->channel_id, from), value;
-    if (mdb_cursor_open(txn, s->conn->store->table[MWE_MESSAGES], &c)) return 0;
-    int rc = mdb_cursor_get(c, &key, &value, MDB_SET_RANGE);
-    if (rc == 0 && key.mv_size == 12 && mwe_get32(key.mv_data) == s->channel_id && value.mv_size >= sizeof r)
-        memcpy(&r, value.mv_data, sizeof r);
-    mdb_cursor_close(c);
-    return r.time_ms;
-}
-
-/* The oldest of the group: the first row of each priority in ready, or of what is delayed or parked. */
-static uint64_t oldest_seq(mw_sub *s, MDB_txn *txn) {
-    static const struct {
-        int table;
-        size_t key_size;
-    } places[] = {{MWE_READY, MWE_READY_KEY}, {MWE_DUE, MWE_SORTED_KEY}, {MWE_PARKED, MWE_SORTED_KEY}};
-    uint64_t oldest = UINT64_MAX;
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        mwe_key k, prefix;
-        MDB_cursor *c;
-        MDB_val *group = mwe_key_group(&prefix, s->channel_id, s->group_id), key = *group, value;
-        if (mdb_cursor_open(txn, s->conn->store->table[places[i].table], &c)) continue;
-        uint8_t priority;
-        uint64_t seq;
-        while (mdb_cursor_get(c, &key, &value, MDB_SET_RANGE) == 0 && mwe_has_prefix(&key, group) &&
-               mwe_read_place(&key, places[i].key_size, &priority, &seq)) {
-            if (seq < oldest) oldest = seq;
-            if (places[i].table != MWE_READY || priority == 0) break;
-            key = *mwe_key_ready(&k, s->channel_id, s->group_id, (uint8_t)(priority - 1), 0);
-        }
-        mdb_cursor_close(c);
-    }
-    return oldest;
-}
-
-/* When the next delayed one is due: their rows are sorted by it. */
-static int64_t next_due(mw_sub *s, MDB_txn *txn) {
-    mwe_key prefix;
-    MDB_cursor *c;
-    MDB_val *group = mwe_key_group(&prefix, s->channel_id, s->group_id), key = *group, value;
-    int64_t due = 0;
-    if (mdb_cursor_open(txn, s->conn->store->table[MWE_DUE], &c)) return 0;
-    if (mdb_cursor_get(c, &key, &value, MDB_SET_RANGE) == 0 && mwe_has_prefix(&key, group) &&
-        key.mv_size == MWE_SORTED_KEY)
-        due = (int64_t)mwe_get64((const uint8_t *)key.mv_data + MWE_GROUP_KEY);
-    mdb_cursor_close(c);
-    return due;
-}
-
-bool mwe_depth(mw_sub *s, mw_depth *out) {
-    *out = (mw_depth){0};
-    mwe_key k;
-    MDB_val value;
-    mwe_group_row row;
-    mwe_store *store = s->conn->store;
-    if (s->state == MWE_JOINING || mwe_read_begin(store, &s->conn->reader)) return false;
-    MDB_txn *txn = s->conn->reader;
-    int rc = mdb_get(txn, store->table[MWE_GROUPS], mwe_key_name(&k, s->channel_id, s->group, s->group_len),
-                     &value);
-    if (rc == 0 && mwe_read_row(&value, &row, sizeof row)) {
-        uint64_t flying = s->flights.count;
-        *out = (mw_depth){.ready = row.ready > flying ? row.ready - flying : 0,
-                          .delayed = row.due,
-                          .parked = row.parked,
-                          .unsettled = flying,
-                          .known = true};
-        if (row.due) out->next_due_ms = next_due(s, txn);
-        uint64_t seq = oldest_seq(s, txn);
-        if (seq != UINT64_MAX) out->oldest_ms = message_time(s, txn, seq);
-    }
-    mwe_read_end(store, txn);
-    return out->known;
 }

@@ -1,12 +1,12 @@
-/* settle.c - the end of deliveries: ack, retry, park, release; lanes that are parked and come back; and what
- * falls due. Settlements are copied on the loop's thread together with what is known of the delivery, and
- * applied in the order given; each checks in its own transaction that its slot is still ours. */
+/* settle.c - the end of deliveries: ack, retry, park, release; the unparking of lanes; and what falls due.
+ * Settlements are copied on the loop's thread together with what is known of the delivery, and applied in the
+ * order given; each checks in its own transaction that its slot is still ours. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "drivers/embedded/embedded.h"
 
-enum { ITEMS_PER_OP = 1024, MOVED_MOST = 1024 };
+enum { ITEMS_PER_OP = 1024, DUE_MOST = 1024 };
 
 typedef struct settle_item {
     mw_settlement s;
@@ -16,7 +16,7 @@ typedef struct settle_item {
     uint64_t conn;
     int code;
     uint64_t marks_version; /* after its mark; 0: no mark */
-    mwe_moved moved;
+    mwe_from *unparked;     /* with its mark */
 } settle_item;
 
 typedef struct settle_op {
@@ -34,98 +34,12 @@ typedef struct lane_op { /* unpark, release_key, promote */
     mwe_channel *channel;
     uint64_t lane, consumer;
     uint32_t group_id;
-    mwe_moved moved;
+    mwe_from *unparked;
+    mwe_place *due; /* PROMOTE: what became ready */
+    uint32_t due_count;
     size_t group_len;
     char group[];
 } lane_op;
-
-/* ---- lanes: park, unpark, mark ---- */
-
-static void note_moved(mwe_moved *m, uint8_t priority, uint64_t seq) {
-    if (!m || m->more) return;
-    if (!m->places) m->places = mwe_alloc(MOVED_MOST * sizeof *m->places);
-    if (m->count == MOVED_MOST)
-        m->more = true;
-    else
-        m->places[m->count++] = (mwe_place){seq, priority};
-}
-
-static void forget_moved(mwe_moved *m) {
-    free(m->places);
-    *m = (mwe_moved){0};
-}
-
-void mwe_moved_back(mw_sub *s, mwe_moved *moved) {
-    for (uint32_t i = 0; i < moved->count; i++) mwe_fetch_back(s, &moved->places[i]);
-    if (moved->more || (moved->count && s->held_back)) mwe_fetch_rewind(s);
-    if (moved->count) mwe_fetch_soon(s);
-    forget_moved(moved);
-}
-
-int mwe_lane_park(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, uint8_t priority, uint64_t seq,
-                  mwe_waiting *w) {
-    mwe_key k;
-    w->not_before = 0;
-    MDB_val value = mwe_write_waiting(w);
-    int rc = mwe_put(t, MWE_PARKED, mwe_key_sorted(&k, c->row.id, g->row.id, lane, priority, seq), &value, 0);
-    if (rc == 0) g->row.parked++;
-    return rc;
-}
-
-/* All of it in one transaction: a newer message of the lane must not overtake a parked one. */
-int mwe_lane_unpark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mwe_moved *moved) {
-    mwe_key k;
-    mwe_put64(mwe_key_group(&k, c->row.id, g->row.id)->mv_data + MWE_GROUP_KEY, lane);
-    MDB_val prefix = {MWE_GROUP_KEY + 8, k.bytes}, key = prefix, value;
-    MDB_cursor *at = mwe_cursor(t, MWE_PARKED);
-    if (!at) return ENOMEM;
-    int rc = mdb_cursor_get(at, &key, &value, MDB_SET_RANGE);
-    for (; rc == 0 && mwe_has_prefix(&key, &prefix); rc = mdb_cursor_get(at, &key, &value, MDB_NEXT)) {
-        uint8_t priority;
-        uint64_t seq;
-        mwe_waiting w;
-        bool sound = mwe_read_place(&key, MWE_SORTED_KEY, &priority, &seq) && mwe_read_waiting(&value, &w);
-        if ((rc = mwe_del_here(t, MWE_PARKED))) return rc;
-        g->row.parked -= g->row.parked > 0;
-        g->dirty = true;
-        if (sound && (rc = mwe_wait_put(t, c, g, priority, seq, &w, 0))) return rc;
-        if (sound) note_moved(moved, priority, seq);
-    }
-    return rc == MDB_NOTFOUND ? 0 : rc;
-}
-
-int mwe_lanes_adopt(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t taken) {
-    uint64_t next = 0;
-    while (g->row.parked) {
-        mwe_key k, marked;
-        mwe_put64(mwe_key_group(&k, c->row.id, g->row.id)->mv_data + MWE_GROUP_KEY, next);
-        MDB_val prefix = {MWE_GROUP_KEY, k.bytes}, key = {MWE_GROUP_KEY + 8, k.bytes}, value, mark;
-        MDB_cursor *at = mwe_cursor(t, MWE_PARKED);
-        int rc = at ? mdb_cursor_get(at, &key, &value, MDB_SET_RANGE) : ENOMEM;
-        if (rc == MDB_NOTFOUND || (rc == 0 && !mwe_has_prefix(&key, &prefix))) break;
-        if (rc) return rc;
-        uint64_t lane = mwe_get64((const char *)key.mv_data + MWE_GROUP_KEY);
-        mwe_waiting w;
-        bool ours = mwe_read_waiting(&value, &w) && taken >> (w.hash % g->row.slots) & 1;
-        rc = ours ? mwe_get(t, MWE_MARKS, mwe_key_in_group(&marked, c->row.id, g->row.id, lane), &mark) : 0;
-        if (rc == MDB_NOTFOUND) rc = mwe_lane_unpark(t, c, g, lane, NULL);
-        if (rc) return rc;
-        if (lane == UINT64_MAX) break;
-        next = lane + 1;
-    }
-    return 0;
-}
-
-int mwe_lane_mark(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g, uint64_t lane, mw_mark mark) {
-    mwe_key k;
-    uint8_t byte = (uint8_t)mark;
-    MDB_val *key = mwe_key_in_group(&k, c->row.id, g->row.id, lane), value = {1, &byte};
-    int rc = mark == MW_MARK_NONE ? mwe_del(t, MWE_MARKS, key) : mwe_put(t, MWE_MARKS, key, &value, 0);
-    if (rc == MDB_NOTFOUND) return 0; /* there was none to clear */
-    g->owners.marks_version++;
-    g->owners_dirty = true;
-    return rc;
-}
 
 /* ---- one settlement, on the writer ---- */
 
@@ -206,7 +120,7 @@ static int ack(mwe_txn *t, place *p, settle_item *item) {
     if (rc || s->mark == MW_MARK_KEEP) return rc;
     rc = mwe_lane_mark(t, p->c, p->g, s->lane, s->mark);
     item->marks_version = p->g->owners.marks_version;
-    if (!rc && s->mark == MW_MARK_NONE) rc = mwe_lane_unpark(t, p->c, p->g, s->lane, &item->moved);
+    if (!rc && s->mark == MW_MARK_NONE) rc = mwe_lane_unpark(t, p->c, p->g, s->lane, &item->unparked);
     return rc;
 }
 
@@ -257,7 +171,8 @@ static int apply_settle(mwe_txn *t, mwe_op *op, uint32_t i) {
     place p = {0};
     item->code = MW_EFENCED;
     item->marks_version = 0;
-    forget_moved(&item->moved);
+    free(item->unparked); /* of a try that failed */
+    item->unparked = NULL;
     if (!item->flight.seq) return 0;
     int rc = mwe_txn_open(t, o->channel, o->group_id, &p.c, &p.g);
     if (rc == MW_EFORMAT || (rc == 0 && !still_ours(p.g, o, &item->flight))) return 0;
@@ -308,7 +223,7 @@ static void conclude_mark(mw_sub *s, settle_item *item) {
         if (s->owners.marks_version == item->marks_version - 1) s->owners.marks_version++;
         mwe_mark_known(s, item->s.lane, item->s.mark);
     }
-    mwe_moved_back(s, &item->moved);
+    mwe_lane_back(s, item->s.lane, &item->unparked);
 }
 
 static void finish_settle(mwe_op *op) {
@@ -324,9 +239,8 @@ static void finish_settle(mwe_op *op) {
         if (code == 0) {
             conclude(s, item);
             conclude_mark(s, item);
-        } else {
-            forget_moved(&item->moved);
         }
+        free(item->unparked);
         look |= code == MW_EFENCED || item->s.op == MW_SETTLE_RETRY || item->s.op == MW_SETTLE_RELEASE;
         mw_text_unref(item->s.error);
         free(item->publish);
@@ -344,6 +258,10 @@ static void take_settlement(mw_sub *s, settle_item *item, const mw_settlement *f
     item->s = *from;
     mw_text_ref(item->s.error);
     if (f && f->slot == from->unit) {
+        if (!f->moving && (from->op == MW_SETTLE_PARK || from->mark != MW_MARK_KEEP)) {
+            f->moving = true; /* until it ends, also when it has to be tried again */
+            mwe_lane_moves(s, f->hash);
+        }
         item->flight = *f;
         if (from->op == MW_SETTLE_RETRY) {
             f->attempt = from->attempt + 1;
@@ -381,22 +299,28 @@ void mwe_settle(mw_sub *s, const mw_settlement *list, size_t count) {
 
 /* ---- unpark, release_key, promote ---- */
 
-static void finish_lane(mwe_op *op) {
+static void finish_unpark(mwe_op *op) {
     lane_op *l = (lane_op *)op;
-    if (op->rc) forget_moved(&l->moved);
-    if (l->sub) mwe_moved_back(l->sub, &l->moved);
+    if (op->rc == 0) mwe_lane_back(l->sub, l->lane, &l->unparked);
+    mwe_lane_moved(l->sub, mwe_lane_hash(l->sub, l->lane));
+    free(l->unparked);
     free(l);
 }
 
+static void finish_release(mwe_op *op) { free(op); }
+
+/* A lane is its owner's: whoever gets the slot unparks what has no mark. */
 static int apply_unpark(mwe_txn *t, mwe_op *op, uint32_t i) {
     (void)i;
     lane_op *l = (lane_op *)op;
     mwe_tchannel *c;
     mwe_tgroup *g;
-    forget_moved(&l->moved);
+    free(l->unparked); /* of a try that failed */
+    l->unparked = NULL;
     int rc = mwe_txn_open(t, l->channel, l->group_id, &c, &g);
     if (rc) return rc == MW_EFORMAT ? 0 : rc;
-    return mwe_lane_unpark(t, c, g, l->lane, &l->moved);
+    if (g->owners.slot[(uint32_t)l->lane % g->row.slots].consumer != l->consumer) return 0;
+    return mwe_lane_unpark(t, c, g, l->lane, &l->unparked);
 }
 
 static int apply_release(mwe_txn *t, mwe_op *op, uint32_t i) {
@@ -420,7 +344,7 @@ static int apply_promote(mwe_txn *t, mwe_op *op, uint32_t i) {
     lane_op *l = (lane_op *)op;
     mwe_tchannel *c;
     mwe_tgroup *g;
-    forget_moved(&l->moved);
+    l->due_count = 0;
     int rc = mwe_txn_open(t, l->channel, l->group_id, &c, &g);
     if (rc) return rc == MW_EFORMAT ? 0 : rc;
     mwe_key k;
@@ -435,12 +359,13 @@ static int apply_promote(mwe_txn *t, mwe_op *op, uint32_t i) {
         if (!mwe_read_place(&key, MWE_SORTED_KEY, &priority, &seq) || !mwe_read_waiting(&value, &w)) continue;
         if ((int64_t)mwe_get64((const char *)key.mv_data + MWE_GROUP_KEY) > t->now) break;
         if (g->owners.slot[w.hash % g->row.slots].consumer != l->consumer) continue;
-        if (l->moved.count == MOVED_MOST) break; /* the next fetch sees that there is more */
+        if (l->due_count == DUE_MOST) break; /* the next fetch sees that there is more */
         w.not_before = 0;
         if ((rc = mwe_del_here(t, MWE_DUE))) return rc;
         g->row.due -= g->row.due > 0;
         if ((rc = mwe_wait_put(t, c, g, priority, seq, &w, 0))) return rc;
-        note_moved(&l->moved, priority, seq);
+        if (!l->due) l->due = mwe_alloc(DUE_MOST * sizeof *l->due);
+        l->due[l->due_count++] = (mwe_place){seq, priority};
     }
     return rc == MDB_NOTFOUND ? 0 : rc;
 }
@@ -448,12 +373,14 @@ static int apply_promote(mwe_txn *t, mwe_op *op, uint32_t i) {
 static void finish_promote(mwe_op *op) {
     lane_op *l = (lane_op *)op;
     l->sub->promoting = false;
+    for (uint32_t i = 0; op->rc == 0 && i < l->due_count; i++) mwe_fetch_back(l->sub, &l->due[i]);
     mwe_fetch_soon(l->sub);
-    finish_lane(op);
+    free(l->due);
+    free(l);
 }
 
-static const mwe_op_kind UNPARK = {apply_unpark, finish_lane, MWE_TRY_ALWAYS},
-                         RELEASE = {apply_release, finish_lane, MWE_TRY_ALWAYS},
+static const mwe_op_kind UNPARK = {apply_unpark, finish_unpark, MWE_TRY_ALWAYS},
+                         RELEASE = {apply_release, finish_release, MWE_TRY_ALWAYS},
                          PROMOTE = {apply_promote, finish_promote, MWE_TRY_ONCE};
 
 static void submit_lane(mw_conn *c, mw_sub *s, mwe_channel *channel, const char *group, uint64_t lane,
@@ -473,7 +400,9 @@ static void submit_lane(mw_conn *c, mw_sub *s, mwe_channel *channel, const char 
 }
 
 void mwe_unpark(mw_sub *s, uint64_t lane) {
-    if (s->state == MWE_RUNNING) submit_lane(s->conn, s, s->channel, NULL, lane, &UNPARK);
+    if (s->state != MWE_RUNNING) return;
+    mwe_lane_moves(s, mwe_lane_hash(s, lane));
+    submit_lane(s->conn, s, s->channel, NULL, lane, &UNPARK);
 }
 
 void mwe_promote(mw_sub *s) {

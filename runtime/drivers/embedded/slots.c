@@ -442,6 +442,7 @@ mw_sub *mwe_subscribe(mw_conn *c, const mw_subscription *want, mw_error *e) {
     s->source = want->source;
     s->channel = channel;
     s->slots = slots;
+    s->one_lane = want->order == MW_ORDER_SOURCE;
     s->from_start = want->from_start;
     s->lease_ms = want->lease_ms > LEASE_LEAST_MS ? want->lease_ms : LEASE_LEAST_MS;
     s->id = mwe_random();
@@ -475,6 +476,7 @@ static void finish_leave(mwe_op *op) {
     mw_map_free(&s->flights);
     mw_map_free(&s->marks);
     mw_map_free(&s->unreadable);
+    mwe_lanes_free(s);
     free(s->back);
     free(s);
     free(op);

@@ -32,6 +32,8 @@ static void note_group(found *f, mem_group *g, uint64_t after) {
     note_list(f, &g->delayed, after);
     uint32_t at = 0;
     for (mem_list *l; (l = mw_map_next(&g->parked, &at, NULL));) note_list(f, l, after);
+    at = 0;
+    for (mem_lane *l; (l = mw_map_next(&g->lanes, &at, NULL));) note_list(f, &l->items, after);
     for (mem_sub *s = g->subs; s; s = s->next) note_list(f, &s->out, after);
 }
 
@@ -102,6 +104,9 @@ static bool remove_item(mem_group *g, uint64_t seq) { /* what is handed out is l
     uint32_t at = 0;
     for (mem_list *l; (l = mw_map_next(&g->parked, &at, NULL));)
         if (remove_from(l, seq)) return true;
+    at = 0;
+    for (mem_lane *l; (l = mw_map_next(&g->lanes, &at, NULL));)
+        if (remove_from(&l->items, seq)) return true;
     return false;
 }
 

@@ -31,14 +31,11 @@ void mem_list_remove(mem_list *l, mem_item *i) {
     i->next = i->prev = NULL;
 }
 
-/* New ones are the newest and old ones come back near the front, so one of the two ends is always close. */
-static void insert_in_order(mem_list *l, mem_item *i) {
-    if (!l->last || l->last->seq < i->seq) {
+static void insert_before(mem_list *l, mem_item *i, mem_item *after) { /* NULL: at the end */
+    if (!after) {
         mem_list_append(l, i);
         return;
     }
-    mem_item *after = l->first;
-    while (after->seq < i->seq) after = after->next;
     i->next = after;
     i->prev = after->prev;
     if (after->prev)
@@ -46,6 +43,13 @@ static void insert_in_order(mem_list *l, mem_item *i) {
     else
         l->first = i;
     after->prev = i;
+}
+
+/* New ones are the newest and old ones come back near the front, so one of the two ends is always close. */
+static void insert_in_order(mem_list *l, mem_item *i) {
+    mem_item *after = l->last && l->last->seq > i->seq ? l->first : NULL;
+    while (after && after->seq < i->seq) after = after->next;
+    insert_before(l, i, after);
 }
 
 /* ---- items ---- */
@@ -97,6 +101,22 @@ void mem_item_park(mem_item *i, uint64_t lane) {
     i->group->parked_count++;
 }
 
+static bool goes_first(const mem_item *a, const mem_item *b) {
+    return priority_of(a) != priority_of(b) ? priority_of(a) > priority_of(b) : a->seq < b->seq;
+}
+
+void mem_item_hold(mem_item *i, uint64_t lane) {
+    void **place = mw_map_place(&i->group->lanes, lane);
+    if (!*place && !(*place = calloc(1, sizeof(mem_lane)))) abort();
+    mem_list *l = &((mem_lane *)*place)->items;
+    mem_item *after = l->last && goes_first(i, l->last) ? l->first : NULL;
+    while (after && goes_first(after, i)) after = after->next;
+    insert_before(l, i, after);
+    i->state = MEM_HELD;
+    i->lane = lane;
+    i->group->held_count++;
+}
+
 void mem_item_detach(mem_item *i) {
     mem_group *g = i->group;
     switch ((mem_state)i->state) {
@@ -118,6 +138,11 @@ void mem_item_detach(mem_item *i) {
         i->timer = (mw_timer){0};
         break;
     }
+    case MEM_HELD:
+        mem_list_remove(&((mem_lane *)mw_map_get(&g->lanes, i->lane))->items, i);
+        g->held_count--;
+        i->timer = (mw_timer){0};
+        break;
     case MEM_OUT: break;
     }
 }
@@ -151,15 +176,58 @@ static mem_item *new_item(mem_group *g, mw_message *m, uint64_t seq) {
 
 /* ---- groups ---- */
 
+/* Many come back at once, in order: each place is looked for from the one before. */
+typedef struct mem_finger {
+    mem_item *at[MW_PRIORITY_MAX + 1];
+    bool set[MW_PRIORITY_MAX + 1];
+} mem_finger;
+
+static void ready_again(mem_item *i, mem_finger *f) {
+    mem_group *g = i->group;
+    uint8_t p = priority_of(i);
+    mem_item **at = &f->at[p];
+    if (!f->set[p]) *at = g->ready[p].first;
+    f->set[p] = true;
+    while (*at && (*at)->seq < i->seq) *at = (*at)->next;
+    insert_before(&g->ready[p], i, *at);
+    i->state = MEM_READY;
+    g->ready_count++;
+}
+
 void mem_group_unpark(mem_group *g, uint64_t lane) {
     mem_list *l = mw_map_get(&g->parked, lane);
+    bool held = mw_map_get(&g->lanes, lane);
+    mem_finger f = {0};
     while (l && l->first) {
         mem_item *i = l->first;
         bool last = i == l->last;
         mem_item_detach(i); /* frees the list with its last item */
-        mem_item_ready(i);
+        if (held)
+            mem_item_hold(i, lane); /* before what is newer */
+        else
+            ready_again(i, &f);
         if (last) break;
     }
+    mem_group_wake(g);
+}
+
+mem_lane *mem_group_lane(const mem_group *g, const mem_item *i) {
+    return g->lanes.count ? mw_map_get(&g->lanes, mw_message_lane(i->msg)) : NULL;
+}
+
+void mem_lane_free(mem_group *g, uint64_t lane) {
+    mem_lane *l = mw_map_get(&g->lanes, lane);
+    mem_finger f = {0};
+    for (mem_item *i; (i = l->items.first);) {
+        mem_item_detach(i);
+        ready_again(i, &f);
+    }
+    free(mw_map_remove(&g->lanes, lane));
+}
+
+void mem_lanes_free(mem_group *g) {
+    uint64_t lane;
+    for (uint32_t at = 0; mw_map_next(&g->lanes, &at, &lane); at = 0) mem_lane_free(g, lane);
 }
 
 void mem_group_mark(mem_group *g, uint64_t lane, mw_mark mark) {
@@ -211,6 +279,7 @@ static void free_list(mem_list *l) {
 
 static void free_group(mem_group *g) {
     mw_deferred_cancel(g->channel->broker->loop, &g->pump);
+    mem_lanes_free(g);
     for (int p = 0; p <= MW_PRIORITY_MAX; p++) {
         free_list(&g->ready[p]);
         free_list(&g->late[p]);
@@ -223,6 +292,7 @@ static void free_group(mem_group *g) {
     }
     mw_map_free(&g->parked);
     mw_map_free(&g->marks);
+    mw_map_free(&g->lanes);
     mw_acks_free(g->acks);
     free(g);
 }
@@ -239,6 +309,8 @@ mem_group *mem_group_get(mem_channel *c, const char *name, bool from_start) {
             adopt_list(g, &from->late[p]);
         }
         adopt_list(g, &from->delayed);
+        uint32_t i = 0;
+        for (mem_lane *l; (l = mw_map_next(&from->lanes, &i, NULL));) adopt_list(g, &l->items);
     }
     if (c->log) free_group(c->log);
     c->log = NULL;

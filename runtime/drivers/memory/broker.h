@@ -13,16 +13,17 @@ typedef struct mem_channel mem_channel;
 typedef struct mem_broker mem_broker;
 typedef struct mem_sub mem_sub;
 
-typedef enum { MEM_READY, MEM_DELAYED, MEM_PARKED, MEM_OUT } mem_state;
+typedef enum { MEM_READY, MEM_DELAYED, MEM_PARKED, MEM_HELD, MEM_OUT } mem_state;
 
 struct mem_item {          /* a million retries may wait here: every byte counts */
-    mem_item *next, *prev; /* in the ready list of its priority, its parked list, or its subscription's */
+    mem_item *next, *prev; /* in the ready list of its priority, its parked list, its lane, or its
+                              subscription's */
     mem_group *group;
     mw_message *msg;
     uint64_t seq;
     union {
         mw_timer timer; /* while delayed */
-        uint64_t lane;  /* while parked: the one it was parked under */
+        uint64_t lane;  /* while parked or held: the one it was parked under, its own */
     };
     mw_text *first_error;
     uint32_t failures; /* attempts that ended badly */
@@ -34,6 +35,11 @@ typedef struct mem_list {
     mem_item *first, *last;
 } mem_list;
 
+typedef struct mem_lane { /* a long one: what is ready of it stands here, until the consumer has had it */
+    mem_list items;       /* by priority and sequence */
+    uint32_t room;        /* how many more the consumer takes */
+} mem_lane;
+
 struct mem_group {
     mem_group *next;
     mem_channel *channel;
@@ -43,7 +49,8 @@ struct mem_group {
     mem_list delayed;
     mw_map parked; /* lane -> mem_list */
     mw_map marks;  /* lane -> mw_mark */
-    uint64_t ready_count, delayed_count, parked_count, out_count;
+    mw_map lanes;  /* lane -> mem_lane */
+    uint64_t ready_count, delayed_count, parked_count, held_count, out_count;
     mem_sub *subs;
     mw_acks *acks; /* offset mode only */
     mw_deferred pump;
@@ -97,10 +104,14 @@ void mem_list_remove(mem_list *l, mem_item *i);
 void mem_item_ready(mem_item *i);                   /* not in any list by then */
 void mem_item_delay(mem_item *i, int64_t delay_ms); /* likewise */
 void mem_item_park(mem_item *i, uint64_t lane);     /* likewise */
+void mem_item_hold(mem_item *i, uint64_t lane);     /* likewise; its lane is long from now on */
 void mem_item_detach(mem_item *i); /* out of whatever list it stands in; MEM_OUT ones belong to their sub */
 void mem_item_free(mem_item *i);   /* detached */
 int64_t mem_item_due_ms(const mem_item *i); /* wall ms it is delayed until, or 0 */
 void mem_group_unpark(mem_group *g, uint64_t lane);
+mem_lane *mem_group_lane(const mem_group *g, const mem_item *i); /* when its lane is long, or NULL */
+void mem_lane_free(mem_group *g, uint64_t lane);                 /* what is held of it is ready again */
+void mem_lanes_free(mem_group *g);
 void mem_group_mark(mem_group *g, uint64_t lane, mw_mark mark);
 bool mem_group_holds_back(mem_group *g, const mem_item *i); /* older ones of its lane are parked */
 void mem_group_wake(mem_group *g);                          /* memory.c: pump it after the poll */

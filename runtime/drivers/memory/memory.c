@@ -113,6 +113,38 @@ static mem_item *next_ready(mem_group *g, uint64_t *held) {
     return NULL;
 }
 
+/* What a long lane has for a consumer that asked for more of it; one that has nothing left is long no more.
+ */
+static mem_item *next_held(mem_group *g, mem_lane **of) {
+    mem_item *best = NULL;
+    uint64_t lane, done = 0;
+    uint32_t at = 0;
+    for (mem_lane *l; (l = mw_map_next(&g->lanes, &at, &lane));) {
+        if (!l->room) continue;
+        if (!l->items.first) done = lane;
+        mem_item *i = first_free(g, &l->items);
+        if (!i || (best && mw_message_priority(i->msg) <= mw_message_priority(best->msg))) continue;
+        best = i;
+        *of = l;
+    }
+    if (done) mem_lane_free(g, done);
+    return best;
+}
+
+static mem_item *next_item(mem_group *g, uint64_t *held, mem_lane **lane) {
+    mem_item *i = NULL;
+    while ((i = next_ready(g, held)) && mem_group_lane(g, i)) {
+        mem_item_detach(i);
+        mem_item_hold(i, mw_message_lane(i->msg));
+    }
+    mem_item *other = g->held_count || g->lanes.count ? next_held(g, lane) : NULL;
+    if (!other || (i && mw_message_priority(i->msg) > mw_message_priority(other->msg))) {
+        *lane = NULL;
+        return i;
+    }
+    return other;
+}
+
 static void duplicate(mem_item *i) {
     mem_channel *c = i->group->channel;
     if (strikes(&c->broker->faults.duplicate)) mem_publish(c, i->msg, 0);
@@ -131,12 +163,15 @@ static void pump_sub(mem_sub *s) {
     size_t bytes, n = 0, room = s->conn->host->room(s->source, &bytes);
     uint64_t held = 0;
     while (n < room && n < BATCH) {
-        mem_item *i = next_ready(s->group, &held);
+        mem_lane *lane = NULL;
+        mem_item *i = next_item(s->group, &held, &lane);
         if (!i || (n && mw_message_size(i->msg) > bytes)) break;
         bytes -= mw_message_size(i->msg) < bytes ? mw_message_size(i->msg) : bytes;
         mem_item_detach(i);
         duplicate(i);
-        send(s, i, &in[n++]);
+        send(s, i, &in[n]);
+        if (lane && --lane->room == 0) in[n].held = true;
+        n++;
     }
     if (n && strikes(&s->conn->broker->faults.reorder)) reverse(in, n);
     if (n) s->conn->host->deliver(s->source, in, n);
@@ -145,12 +180,13 @@ static void pump_sub(mem_sub *s) {
 /* An ordered group has one active consumer, the oldest; others stand by. */
 static void pump(mw_deferred *d) {
     mem_group *g = mw_container_of(d, mem_group, pump);
-    uint64_t before = g->ready_count;
-    for (mem_sub *s = g->subs; s && g->ready_count; s = s->next) {
+    uint64_t before = g->ready_count + g->held_count;
+    for (mem_sub *s = g->subs; s && g->ready_count + g->held_count; s = s->next) {
         if (!s->paused) pump_sub(s);
         if (s->order != MW_ORDER_NONE) break;
     }
-    if (g->ready_count && g->ready_count != before) mem_group_wake(g);
+    uint64_t after = g->ready_count + g->held_count;
+    if (after && after != before) mem_group_wake(g);
 }
 
 void mem_group_wake(mem_group *g) {
@@ -277,9 +313,27 @@ static void memory_settle(mw_sub *sub, const mw_settlement *list, size_t count) 
 
 static void memory_unpark(mw_sub *sub, uint64_t lane) { mem_group_unpark(((mem_sub *)sub)->group, lane); }
 
+static void memory_put_back(mw_sub *sub, uint64_t tag, uint32_t unit, uint64_t lane) {
+    (void)unit;
+    mem_sub *s = (mem_sub *)sub;
+    mem_item *i = (mem_item *)(uintptr_t)tag;
+    take_back(s, i);
+    mem_item_hold(i, lane);
+    mem_group_lane(s->group, i)->room = 0;
+    mem_group_wake(s->group); /* it took room that others may use */
+}
+
+static void memory_go_on(mw_sub *sub, uint64_t lane, uint32_t count) {
+    mem_group *g = ((mem_sub *)sub)->group;
+    mem_lane *l = mw_map_get(&g->lanes, lane);
+    if (!l) return;
+    l->room = count;
+    mem_group_wake(g);
+}
+
 static bool memory_depth(mw_sub *sub, mw_depth *out) {
     mem_group *g = ((mem_sub *)sub)->group;
-    *out = (mw_depth){.ready = g->ready_count,
+    *out = (mw_depth){.ready = g->ready_count + g->held_count,
                       .delayed = g->delayed_count,
                       .parked = g->parked_count,
                       .unsettled = g->out_count - ((mem_sub *)sub)->lost,
@@ -297,6 +351,7 @@ void mem_sub_give_back(mem_sub *s) {
         i->begun = i->done = false;
         mem_item_ready(i);
     }
+    mem_lanes_free(s->group);
     s->lost = 0;
     if (s->group->acks) { /* begins again at the mark */
         uint64_t mark = mw_acks_mark(s->group->acks);
@@ -367,6 +422,8 @@ const mw_driver mw_driver_memory = {
     .begin = memory_begin,
     .settle = memory_settle,
     .unpark = memory_unpark,
+    .put_back = memory_put_back,
+    .go_on = memory_go_on,
     .depth = memory_depth,
     .pause = memory_pause,
     .unsubscribe = memory_unsubscribe,

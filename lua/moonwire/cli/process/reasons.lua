@@ -86,7 +86,7 @@ local function lane_marks(add, lane, p, what)
     add("An earlier message of this key is a dead letter: later ones become dead letters too, until it is replayed "
       .. "or purged (moonwire dlq ls %s --key %s).", out.plain(p.dead_channel), what)
   end
-  if lane.parked then add "The lane is long: the broker keeps what comes later until it is empty." end
+  if lane.parked then add "The lane is long: the broker keeps what comes later until it is shorter." end
 end
 
 local function message(add, p)
