@@ -112,10 +112,13 @@ fail:
     return NULL;
 }
 
+/* What the client was not answered it fails now, and those answers look at their subscription: it goes first.
+ */
 static void redis_close(mw_conn *c) {
     c->closing = true;
-    while (c->subs) mwr_sub_free(c->subs);
     mwr_client_close(c->client);
+    c->client = NULL;
+    while (c->subs) mwr_sub_free(c->subs);
     mwr_sentinel_free(c->sentinel);
     mw_deferred_cancel(c->loop, &c->answering);
     mw_buf_free(&c->later);

@@ -64,6 +64,10 @@ static void settled(void *owner, void *cookie, const mwr_unit *u, bool more, con
     mw_conn *c = s->conn;
     mw_error fenced;
     bool ours = true;
+    if (c->closing) { /* it stays pending, and comes again */
+        free(x);
+        return;
+    }
     if (!e && u->node->type == MWR_INTEGER && u->node->integer == -1) {
         mw_fail(&fenced, MW_EFENCED, false, "another consumer has the group by now");
         e = &fenced;
@@ -76,7 +80,7 @@ static void settled(void *owner, void *cookie, const mwr_unit *u, bool more, con
         c->host->settled(s->source, x->list[i].cookie, e);
     }
     free(x);
-    if (!ours && !c->closing) mwr_fenced(s);
+    if (!ours) mwr_fenced(s);
 }
 
 /* ---- one with publications ---- */
