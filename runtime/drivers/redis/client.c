@@ -6,7 +6,7 @@
 
 #include "drivers/redis/scripts.h"
 
-enum { CHECK_MS = 500, BACKLOG_MAX = 256 << 20, RETRY_CAP_MS = 2000 };
+enum { CHECK_MS = 500, BACKLOG_MAX = 256 << 20, RETRY_CAP_MS = 2000, GREETING_MOST = 1 << 20 };
 #define MAX_INPUT (((size_t)1 << 30) + (64 << 20))
 
 typedef struct pending { /* a command not answered yet, oldest first in a ring */
@@ -34,7 +34,9 @@ struct mwr_client {
     uint32_t first, count, capacity, sent;
     uint8_t steps[8 + MWR_SCRIPTS];
     int step_count, step_at;
-    bool rejected; /* the greeting failed: the answers that follow are nobody's */
+    bool rejected;        /* the greeting failed: the answers that follow are nobody's */
+    bool overdue;         /* its time is over: only what has come already may still save it */
+    uint64_t greet_until; /* real ms: for all of it, however it dribbles in */
     int64_t id;
     uint64_t heard;          /* real ms: the last reply */
     char why[MW_ERROR_TEXT]; /* it is not ready */
@@ -155,23 +157,52 @@ static void expire_unsent(mwr_client *c, uint64_t now) {
     c->begun -= gone;
 }
 
+static void check_answers(mwr_client *c, uint64_t now) {
+    bool silent = now - c->heard >= (uint64_t)c->o.target->timeout_ms; /* a long queue is no silence */
+    if (!c->count || at(c, 0)->deadline > now || !silent) return;
+    mw_error e;
+    mw_fail(&e, MW_ECLOSED, true, "redis: no answer in time");
+    mw_stream_fail(c->stream, &e);
+}
+
+static void check(mw_timer *t);
+
+static int odd_greeting(const mwr_client *c, mw_error *e, const char *what, double number) {
+    mw_peer peer;
+    char text[100];
+    mw_stream_look(c->stream, "", &peer);
+    snprintf(text, sizeof text, what, number);
+    return mw_fail(e, MW_ECLOSED, true, "%s: %s: is it a Redis server?", peer.address, text);
+}
+
+/* The socket gets one more turn: what came while the loop was busy has come in time. */
+static void check_greeting(mwr_client *c, uint64_t now) {
+    if (now < c->greet_until) return;
+    if (!c->overdue) {
+        c->overdue = true;
+        mw_timer_start_real(c->loop, &c->check, 1, check);
+        return;
+    }
+    mw_error e;
+    odd_greeting(c, &e, "no answer to the greeting in %.1f s", (double)c->o.target->timeout_ms / 1000);
+    mw_stream_fail(c->stream, &e);
+}
+
 static void check(mw_timer *t) {
     mwr_client *c = mw_container_of(t, mwr_client, check);
     uint64_t now = mw_loop_real_ms(c->loop);
     mw_timer_start_real(c->loop, t, CHECK_MS, check);
     if (c->state == READY) {
-        bool silent = now - c->heard >= (uint64_t)c->o.target->timeout_ms; /* a long queue is no silence */
-        if (!c->count || at(c, 0)->deadline > now || !silent) return;
-        mw_error e;
-        mw_fail(&e, MW_ECLOSED, true, "redis: no answer in time");
-        mw_stream_fail(c->stream, &e);
-    } else if (!c->sent) {
-        bool inside = c->inside;
-        c->inside = true;
-        expire_unsent(c, now);
-        c->inside = inside;
-        if (c->closed && !inside) mwr_client_close(c);
+        check_answers(c, now);
+        return;
     }
+    if (c->state == GREETING) check_greeting(c, now);
+    if (c->sent) return;
+    bool inside = c->inside;
+    c->inside = true;
+    expire_unsent(c, now);
+    c->inside = inside;
+    if (c->closed && !inside) mwr_client_close(c);
 }
 
 /* ---- greeting ---- */
@@ -229,7 +260,7 @@ static void reject(mwr_client *c, const mw_error *e) {
 static void greeted(mwr_client *c) {
     end_begun(c);
     c->state = READY;
-    mw_stream_established(c->stream);
+    if (!c->o.on_trial) mw_stream_established(c->stream);
     c->events.ready(c->owner);
     if (!c->closed) mwr_flush(c);
 }
@@ -316,6 +347,8 @@ static size_t input(void *owner, const char *data, size_t len, size_t *need) {
         mwr_client_close(c);
         return len;
     }
+    if (n >= 0 && c->state == GREETING && *need > GREETING_MOST)
+        n = odd_greeting(c, &e, "it announces %.0f bytes in the greeting", (double)*need);
     if (n < 0) {
         mw_stream_fail(c->stream, &e);
         return len;
@@ -328,25 +361,34 @@ static size_t input(void *owner, const char *data, size_t len, size_t *need) {
 static void up(void *owner) {
     mwr_client *c = owner;
     c->state = GREETING;
+    c->greet_until = mw_loop_real_ms(c->loop) + (uint64_t)c->o.target->timeout_ms;
+    c->overdue = false;
     mwr_parser_reset(&c->parser);
     write_greeting(c);
 }
 
-static void down(void *owner, const mw_error *why) {
-    mwr_client *c = owner;
+/* false: it was closed meanwhile, and is gone */
+static bool tell_lost(mwr_client *c, const mw_error *why) {
     end_begun(c);
-    c->state = LOGGED_OUT;
     snprintf(c->why, sizeof c->why, "%s", why->text);
     c->inside = true;
     for (uint32_t n = c->sent; n && c->sent && !c->closed; n--) fail_first(c, why);
     if (!c->closed) c->events.lost(c->owner, why);
     if (!c->closed && c->o.impatient) expire_unsent(c, mw_loop_real_ms(c->loop));
     c->inside = false;
-    if (c->closed) {
-        mwr_client_close(c);
-        return;
-    }
-    if (c->o.sentinel) mwr_sentinel_ask(c->o.sentinel);
+    if (!c->closed) return true;
+    mwr_client_close(c);
+    return false;
+}
+
+static void down(void *owner, const mw_error *why) {
+    mwr_client *c = owner;
+    c->state = LOGGED_OUT;
+    if (tell_lost(c, why) && c->o.sentinel) mwr_sentinel_ask(c->o.sentinel);
+}
+
+void mwr_client_lead_nowhere(mwr_client *c, const mw_error *why) {
+    if (c->state == LOGGED_OUT) tell_lost(c, why);
 }
 
 static const mw_stream_events STREAM = {.up = up, .input = input, .down = down};
@@ -417,7 +459,18 @@ void mwr_client_drop(mwr_client *c, const mw_error *why) {
     if (c->stream) mw_stream_fail(c->stream, why);
 }
 
+void mwr_client_established(mwr_client *c) {
+    if (c->stream) mw_stream_established(c->stream);
+}
+
+/* A connection that has not been greeted is not up for anybody. */
+bool mwr_client_look(const mwr_client *c, const char *name, mw_peer *out) {
+    if (!c || !c->stream) return false;
+    mw_stream_look(c->stream, name, out);
+    if (c->state == GREETING && mw_stream_is_up(c->stream)) out->state = "greeting";
+    return true;
+}
+
 bool mwr_client_ready(const mwr_client *c) { return c->state == READY; }
 int64_t mwr_client_id(const mwr_client *c) { return c->id; }
 size_t mwr_client_waiting(const mwr_client *c) { return c->count; }
-mw_stream *mwr_client_stream(const mwr_client *c) { return c->stream; }

@@ -39,6 +39,7 @@ typedef struct mwr_client_options {
     int port;                 /* where the URL names none */
     bool scripts;             /* load them */
     bool any_role;            /* a replica will do */
+    bool on_trial;            /* the backoff begins anew only with mwr_client_established */
     bool impatient;           /* answers commands at once while it is not ready, instead of keeping them */
 } mwr_client_options;
 
@@ -58,7 +59,11 @@ int64_t mwr_client_id(const mwr_client *c);               /* the server's number
 size_t mwr_client_waiting(const mwr_client *c);           /* commands not answered */
 void mwr_client_drop(mwr_client *c, const mw_error *why); /* as if the connection were lost */
 void mwr_client_redirect(mwr_client *c, const char *hosts);
-mw_stream *mwr_client_stream(const mwr_client *c); /* NULL while a sentinel has not said where to */
+void mwr_client_established(mwr_client *c);
+void mwr_client_lead_nowhere(mwr_client *c,
+                             const mw_error *why); /* nobody says where to connect to: `lost` */
+/* false: there is nothing to see, for a sentinel has not said where to */
+bool mwr_client_look(const mwr_client *c, const char *name, mw_peer *out);
 
 /* What an error reply means: its text, and whether the same may succeed later. */
 void mwr_error_of(const char *text, size_t len, mw_error *e);
@@ -68,4 +73,5 @@ mwr_sentinel *mwr_sentinel_new(mw_loop *loop, const mwr_target *t, mw_error *e);
 void mwr_sentinel_free(mwr_sentinel *s); /* NULL is fine */
 void mwr_sentinel_watch(mwr_sentinel *s, mwr_client *c);
 void mwr_sentinel_forget(mwr_sentinel *s, mwr_client *c);
-void mwr_sentinel_ask(mwr_sentinel *s); /* a client lost its server */
+void mwr_sentinel_ask(mwr_sentinel *s);                      /* a client lost its server */
+bool mwr_sentinel_look(const mwr_sentinel *s, mw_peer *out); /* its connection; NULL is fine */

@@ -65,13 +65,23 @@ static int redis_declare(mw_conn *c, const char *name, const mw_channel_options 
 
 /* ---- connections ---- */
 
+/* true: this reason was told since the connection was lost. With several hosts they take turns. */
+static bool was_told(mw_conn *c, const mw_error *why) {
+    enum { MOST = sizeof c->told / sizeof *c->told };
+    uint64_t hash = mw_hash64(why->text, strlen(why->text));
+    for (unsigned i = 0; i < c->told_count && i < MOST; i++)
+        if (c->told[i] == hash) return true;
+    c->told[c->told_count++ % MOST] = hash;
+    return false;
+}
+
 /* Said when it changes; while it stays away, again when the reason is another. */
 static void tell(mw_conn *c, bool up, const mw_error *why) {
-    const char *text = why ? why->text : "";
-    if (c->said && c->up == up && (up || strcmp(text, c->trouble) == 0)) return;
+    if (up && c->said && c->up) return;
+    if (up || c->up) c->told_count = 0;
+    if (!up && was_told(c, why)) return;
     c->said = true;
     c->up = up;
-    snprintf(c->trouble, sizeof c->trouble, "%s", text);
     c->host->state(c->link, up, why);
 }
 
@@ -133,10 +143,10 @@ static void redis_close(mw_conn *c) {
 
 static size_t redis_peers(mw_conn *c, mw_peer *out, size_t max) {
     size_t n = 0;
-    mw_stream *s = mwr_client_stream(c->client);
-    if (s && n < max) mw_stream_look(s, "commands", &out[n++]);
-    for (mw_sub *sub = c->subs; sub && n < max; sub = sub->next)
-        if (sub->reader && (s = mwr_client_stream(sub->reader))) mw_stream_look(s, "reader", &out[n++]);
+    if (n < max && mwr_sentinel_look(c->sentinel, &out[n])) n++;
+    if (n < max && mwr_client_look(c->client, "commands", &out[n])) n++;
+    for (mw_sub *s = c->subs; s && n < max; s = s->next)
+        if (mwr_client_look(s->reader, "reader", &out[n])) n++;
     return n;
 }
 

@@ -46,9 +46,10 @@ struct mw_conn {
     mwr_client *client;
     mwr_channel *channels;
     mw_sub *subs;
-    char token[24]; /* of its dedupe claims */
-    bool up, said;  /* what the host was told */
-    char trouble[MW_ERROR_TEXT];
+    char token[24];   /* of its dedupe claims */
+    bool up, said;    /* what the host was told */
+    uint64_t told[8]; /* the reasons, while it is not up; hashes */
+    unsigned told_count;
     mw_buf later; /* of mwr_answer: answers that were known at once */
     mw_deferred answering;
     bool closing;
