@@ -41,6 +41,7 @@ struct mwr_client {
     uint64_t heard;          /* real ms: the last reply */
     char why[MW_ERROR_TEXT]; /* it is not ready */
     mw_timer check;
+    bool expiring;       /* what fails now was never sent */
     bool inside, closed; /* freed when the parser lets go of it */
 };
 
@@ -145,12 +146,14 @@ static void expire_unsent(mwr_client *c, uint64_t now) {
     mw_fail(&e, MW_ECLOSED, true, "redis: not connected to %.150s%s%.200s", c->o.target->hosts,
             *c->why ? ": " : "", c->why);
     end_begun(c);
+    c->expiring = true;
     while (c->count && !c->closed &&
            (c->o.impatient || at(c, 0)->deadline <= now || c->out.len - gone > BACKLOG_MAX)) {
         gone += at(c, 0)->bytes;
         fail_first(c, &e);
         end_begun(c); /* the answer may have asked for something else */
     }
+    c->expiring = false;
     if (c->closed || !gone) return;
     memmove(c->out.data, c->out.data + gone, c->out.len - gone);
     c->out.len -= gone;
@@ -472,5 +475,6 @@ bool mwr_client_look(const mwr_client *c, const char *name, mw_peer *out) {
 }
 
 bool mwr_client_ready(const mwr_client *c) { return c->state == READY; }
+bool mwr_client_unsent(const mwr_client *c) { return c->expiring; }
 int64_t mwr_client_id(const mwr_client *c) { return c->id; }
 size_t mwr_client_waiting(const mwr_client *c) { return c->count; }

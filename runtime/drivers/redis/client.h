@@ -55,8 +55,9 @@ mw_buf *mwr_command_within(mwr_client *c, size_t arguments, mwr_on_reply *reply,
 void mwr_flush(mwr_client *c); /* what was written since: it leaves at the end of the turn */
 
 bool mwr_client_ready(const mwr_client *c);
-int64_t mwr_client_id(const mwr_client *c);               /* the server's number for this connection */
-size_t mwr_client_waiting(const mwr_client *c);           /* commands not answered */
+int64_t mwr_client_id(const mwr_client *c);     /* the server's number for this connection */
+bool mwr_client_unsent(const mwr_client *c);    /* in a failing reply: the server never got this command */
+size_t mwr_client_waiting(const mwr_client *c); /* commands not answered */
 void mwr_client_drop(mwr_client *c, const mw_error *why); /* as if the connection were lost */
 void mwr_client_redirect(mwr_client *c, const char *hosts);
 void mwr_client_established(mwr_client *c);

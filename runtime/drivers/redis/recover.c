@@ -185,6 +185,7 @@ static void go_on(mw_sub *s) {
     } else if (s->state == MWR_RECOVERING) {
         s->begun.len = 0;
         s->state = MWR_READING;
+        s->whole = true;
         mwr_read(s);
     }
 }

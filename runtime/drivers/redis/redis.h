@@ -73,6 +73,7 @@ typedef struct mwr_flight { /* delivered and not settled; the tag is its place a
     bool begun;        /* a handler has it */
     bool seen, marked; /* since the last tick; the server knows */
     bool settling;
+    bool again; /* its settlement was sent, and the answer was lost with the connection */
 } mwr_flight;
 
 /* The way of a subscription: its reader connects, the group is made, a tick makes it a member; when it may
@@ -106,7 +107,12 @@ struct mw_sub {
     uint32_t flight_count, flight_capacity, free_flight, round;
     mwr_id last; /* the newest that was delivered */
     bool any;
-    mw_buf todo; /* of mwr_id: to take, oldest first */
+    bool whole; /* all that is pending under our name is known here: in flight, or waiting for a retry */
+    bool
+        replayed; /* entries came again: the group was set back; they are taken as if they were left behind */
+    int64_t made; /* how often the group was, as last told */
+    uint64_t gap_said; /* real ms: when entries that are not pending any more were last logged */
+    mw_buf todo;       /* of mwr_id: to take, oldest first */
     size_t todo_at;
     char list_after[MWR_ID_TEXT + 2]; /* "": the list is complete */
     bool recovering;                  /* something of it is under way */
@@ -154,6 +160,7 @@ void mwr_sub_connected(mw_sub *s); /* the commands' client came up */
 void mwr_sub_lost(mw_sub *s);
 void mwr_fenced(mw_sub *s); /* the server refused our token */
 void mwr_complain(mw_sub *s, const char *what, const mw_error *e);
+void mwr_gap(mw_sub *s); /* what we have is not pending, and was not settled by us */
 bool mwr_depth(mw_sub *s, mw_depth *out);
 mw_buf *mwr_group_script(mw_sub *s, mwr_script script, size_t more, mwr_on_reply *reply, void *cookie,
                          int depth);
@@ -177,6 +184,7 @@ void mwr_flight_end(mw_sub *s, mwr_flight *f);
 /* settle.c */
 void mwr_begin(mw_sub *s, uint64_t tag, uint32_t unit);
 void mwr_settle(mw_sub *s, const mw_settlement *list, size_t count);
+void mwr_claim_soon(mw_sub *s); /* all that is in flight, for it may not be pending any more */
 void mwr_mark_begun(
     mw_sub *s); /* handlers that run for long: a death on another machine counts for them too */
 
