@@ -96,11 +96,22 @@ mw_buf *mwr_group_script(mw_sub *s, mwr_script script, size_t more, mwr_on_reply
     return b;
 }
 
-/* Once, until it works again: the same trouble comes with every try. */
-void mwr_complain(mw_sub *s, const char *what, const mw_error *e) {
-    if (s->refused) return;
-    s->refused = true;
-    mw_log_begin(MW_ERROR, what);
+static const char *words(mwr_trouble what) {
+    switch (what) {
+    case MWR_NO_PLACE: return "cannot keep a place in the group";
+    case MWR_NO_GROUP: return "cannot make the group";
+    case MWR_NO_READ: return "cannot read";
+    case MWR_NO_TAKE: return "cannot take what is pending";
+    }
+    return "";
+}
+
+void mwr_works(mw_sub *s, mwr_trouble what) { s->refused &= ~(unsigned)what; }
+
+void mwr_complain(mw_sub *s, mwr_trouble what, const mw_error *e) {
+    if (s->refused & what) return;
+    s->refused |= what;
+    mw_log_begin(MW_ERROR, words(what));
     mw_log_text("channel", s->channel->name);
     mw_log_text("group", s->group);
     mw_log_text("error", e->text);
@@ -287,11 +298,11 @@ static void ticked(void *owner, void *cookie, const mwr_unit *u, bool more, cons
     s->ticking = false;
     if (s->conn->closing || s->state == MWR_LEAVING) return;
     if (e) {
-        if (u) mwr_complain(s, "cannot keep a place in the group", e);
+        if (u) mwr_complain(s, MWR_NO_PLACE, e);
         if (mwr_client_ready(s->conn->client)) tick_in(s, TICK_MS);
         return;
     }
-    s->refused = false;
+    mwr_works(s, MWR_NO_PLACE);
     tick_in(s, tick_every(s));
     const mwr_node *r = u->node, *state = mwr_child(r, 0);
     if (mwr_is(u, state, "nogroup")) {

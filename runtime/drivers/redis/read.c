@@ -85,9 +85,10 @@ static void made(void *owner, void *cookie, const mwr_unit *u, bool more, const 
     s->grouping = false;
     if (s->conn->closing || s->state == MWR_LEAVING) return;
     if (e) {
-        if (u) mwr_complain(s, "cannot make the group", e);
+        if (u) mwr_complain(s, MWR_NO_GROUP, e);
         return; /* the next tick tries again */
     }
+    mwr_works(s, MWR_NO_GROUP);
     say_made(s, u);
     mwr_tick_soon(s);
 }
@@ -145,7 +146,7 @@ static void refused(mw_sub *s, const mw_error *e) {
         mwr_tick_soon(s);
         return;
     }
-    mwr_complain(s, "cannot read", e);
+    mwr_complain(s, MWR_NO_READ, e);
     mw_timer_start_real(s->conn->loop, &s->reread, AGAIN_MS, read_again);
 }
 
@@ -161,6 +162,7 @@ static void read_reply(void *owner, void *cookie, const mwr_unit *u, bool more, 
     if (more) return;
     s->busy = s->came >= asked;
     s->came = 0;
+    if (!e) mwr_works(s, MWR_NO_READ);
     mwr_hand_over(s);
     if (s->replayed && s->state == MWR_READING) {
         mwr_recover_stop(s);

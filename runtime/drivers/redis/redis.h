@@ -99,7 +99,7 @@ struct mw_sub {
     unsigned reading;   /* reads under way; two while there is much to read: the server works while we do */
     size_t asked, came; /* entries they may bring; that the one now being answered has brought */
     bool busy;          /* the last read brought all it might */
-    bool refused;       /* something was refused: said in the log */
+    unsigned refused;   /* of mwr_trouble: said in the log */
     mw_timer tick, due, reread;
     mw_buf dead; /* tokens of processes that are gone, NUL-terminated each */
 
@@ -159,7 +159,10 @@ void mwr_tick_soon(mw_sub *s);
 void mwr_sub_connected(mw_sub *s); /* the commands' client came up */
 void mwr_sub_lost(mw_sub *s);
 void mwr_fenced(mw_sub *s); /* the server refused our token */
-void mwr_complain(mw_sub *s, const char *what, const mw_error *e);
+/* What was refused is logged once, until that very thing works again. */
+typedef enum { MWR_NO_PLACE = 1, MWR_NO_GROUP = 2, MWR_NO_READ = 4, MWR_NO_TAKE = 8 } mwr_trouble;
+void mwr_complain(mw_sub *s, mwr_trouble what, const mw_error *e);
+void mwr_works(mw_sub *s, mwr_trouble what);
 void mwr_gap(mw_sub *s); /* what we have is not pending, and was not settled by us */
 bool mwr_depth(mw_sub *s, mw_depth *out);
 mw_buf *mwr_group_script(mw_sub *s, mwr_script script, size_t more, mwr_on_reply *reply, void *cookie,
