@@ -18,7 +18,7 @@ typedef struct pending { /* a command not answered yet, oldest first in a ring *
 } pending;
 
 typedef enum { LOGGED_OUT, GREETING, READY } client_state;
-typedef enum { STEP_LOGIN, STEP_DB, STEP_NAME, STEP_ID, STEP_ROLE, STEP_SCRIPT } greeting_step;
+typedef enum { STEP_LOGIN, STEP_DB, STEP_NAME, STEP_ID, STEP_ROLE, STEP_MODE, STEP_SCRIPT } greeting_step;
 
 struct mwr_client {
     mw_loop *loop;
@@ -37,6 +37,7 @@ struct mwr_client {
     bool rejected;        /* the greeting failed: the answers that follow are nobody's */
     bool overdue;         /* its time is over: only what has come already may still save it */
     uint64_t greet_until; /* real ms: for all of it, however it dribbles in */
+    bool clustered;       /* the server is a node of a cluster */
     int64_t id;
     uint64_t heard;          /* real ms: the last reply */
     char why[MW_ERROR_TEXT]; /* it is not ready */
@@ -51,10 +52,11 @@ static const struct {
     const char *prefix;
     bool retryable;
 } ERRORS[] = {
-    {"LOADING", true},     {"READONLY", true},   {"MOVED", true},      {"ASK", true},    {"TRYAGAIN", true},
-    {"CLUSTERDOWN", true}, {"MASTERDOWN", true}, {"OOM", true},        {"BUSY", true},   {"NOSCRIPT", true},
-    {"NOREPLICAS", true},  {"MISCONF", true},    {"UNBLOCKED", true},  {"NOPERM", true}, {"NOAUTH", true},
-    {"NOGROUP", true},     {"WRONGPASS", true},  {"UNKILLABLE", true},
+    {"LOADING", true},   {"READONLY", true},    {"MOVED", true},      {"ASK", true},
+    {"TRYAGAIN", true},  {"CLUSTERDOWN", true}, {"MASTERDOWN", true}, {"OOM", true},
+    {"BUSY", true},      {"NOSCRIPT", true},    {"NOREPLICAS", true}, {"MISCONF", true},
+    {"UNBLOCKED", true}, {"NOPERM", true},      {"NOAUTH", true},     {"NOGROUP", true},
+    {"WRONGPASS", true}, {"UNKILLABLE", true},  {"CROSSSLOT", true},
 };
 
 void mwr_error_of(const char *text, size_t len, mw_error *e) {
@@ -244,6 +246,11 @@ static void write_greeting(mwr_client *c) {
         mwr_write_text(&b, "ROLE");
         step(c, STEP_ROLE);
     }
+    if (c->o.scripts) {
+        mwr_write_array(&b, 1);
+        mwr_write_text(&b, "HELLO");
+        step(c, STEP_MODE);
+    }
     for (int i = 0; c->o.scripts && i < MWR_SCRIPTS; i++) {
         mwr_write_array(&b, 3);
         mwr_write_text(&b, "SCRIPT");
@@ -268,6 +275,17 @@ static void greeted(mwr_client *c) {
     if (!c->closed) mwr_flush(c);
 }
 
+/* From pairs of names and values */
+static bool is_cluster(const mwr_unit *u) {
+    const mwr_node *n = u->node + 1;
+    for (uint32_t i = 0; u->node->type == MWR_ARRAY && i + 1 < u->node->count; i += 2) {
+        const mwr_node *value = n + n->span;
+        if (mwr_is(u, n, "mode")) return mwr_is(u, value, "cluster");
+        n = value + value->span;
+    }
+    return false;
+}
+
 /* A name that cannot be set, or a number that cannot be asked for, is no reason not to work. */
 static void greeting_reply(mwr_client *c, const mwr_unit *u) {
     greeting_step s = (greeting_step)c->steps[c->step_at++];
@@ -275,13 +293,15 @@ static void greeting_reply(mwr_client *c, const mwr_unit *u) {
     if (c->rejected) return;
     if (u->node->type == MWR_ERROR) {
         mwr_error_of(u->base + u->node->at, u->node->len, &e);
-        bool vital = s != STEP_NAME && s != STEP_ID && s != STEP_ROLE;
+        bool vital = s != STEP_NAME && s != STEP_ID && s != STEP_ROLE && s != STEP_MODE;
         if (vital || begins(u, "NOAUTH") || begins(u, "LOADING")) {
             reject(c, &e);
             return;
         }
     } else if (s == STEP_ID) {
         c->id = mwr_number(u, u->node);
+    } else if (s == STEP_MODE) {
+        c->clustered = is_cluster(u);
     } else if (s == STEP_ROLE) {
         const mwr_node *role = mwr_child(u->node, 0);
         if (role && !mwr_is(u, role, "master")) {
@@ -300,9 +320,23 @@ static int reply_depth(void *owner) {
     return c->state == READY && c->count ? at(c, 0)->depth : 0;
 }
 
+/* MOVED slot host:port, for a key that the owner does not want to follow */
+static bool stays(mwr_client *c, const mwr_unit *u, mw_error *e) {
+    if (!begins(u, "MOVED ") || !c->o.follow) return false;
+    if (c->o.follow(c->owner, (unsigned)strtoul(u->base + u->node->at + 6, NULL, 10))) return false;
+    mw_fail(e, MW_ECLOSED, true,
+            "redis: %.*s: that key lies on another node of the cluster; give its channel a mw.connect of its "
+            "own, or "
+            "the {tag} of the channels that are here",
+            (int)(u->node->len < 150 ? u->node->len : 150), u->base + u->node->at);
+    return true;
+}
+
 /* Some errors concern the connection, not the command. */
 static void look_at_error(mwr_client *c, const mwr_unit *u, const mw_error *e) {
-    if (begins(u, "MOVED ")) {
+    if (begins(u, "CROSSSLOT")) {
+        c->clustered = true; /* it did not say so before: HELLO is not allowed to us */
+    } else if (begins(u, "MOVED ")) {
         char hosts[256];
         const char *text = u->base + u->node->at, *end = text + u->node->len;
         const char *space = memchr(text + 6, ' ', u->node->len - 6);
@@ -336,8 +370,9 @@ static void unit(void *owner, const mwr_unit *u, bool more) {
     mw_error e;
     bool failed = u->node->type == MWR_ERROR && !more;
     if (failed) mwr_error_of(u->base + u->node->at, u->node->len, &e);
+    bool concerns_us = failed && !stays(c, u, &e);
     if (p.reply) p.reply(c->owner, p.cookie, u, more, failed ? &e : NULL);
-    if (failed && !c->closed) look_at_error(c, u, &e);
+    if (concerns_us && !c->closed) look_at_error(c, u, &e);
 }
 
 static size_t input(void *owner, const char *data, size_t len, size_t *need) {
@@ -455,7 +490,7 @@ void mwr_client_redirect(mwr_client *c, const char *hosts) {
     if (!c->stream)
         open_stream(c, hosts, &e);
     else
-        mw_stream_redirect(c->stream, hosts, &e);
+        mw_stream_redirect(c->stream, hosts, c->o.sentinel != NULL, &e);
 }
 
 void mwr_client_drop(mwr_client *c, const mw_error *why) {
@@ -475,6 +510,7 @@ bool mwr_client_look(const mwr_client *c, const char *name, mw_peer *out) {
 }
 
 bool mwr_client_ready(const mwr_client *c) { return c->state == READY; }
+bool mwr_client_clustered(const mwr_client *c) { return c->clustered; }
 bool mwr_client_unsent(const mwr_client *c) { return c->expiring; }
 int64_t mwr_client_id(const mwr_client *c) { return c->id; }
 size_t mwr_client_waiting(const mwr_client *c) { return c->count; }

@@ -103,6 +103,14 @@ static void lost(void *owner, const mw_error *why) {
     }
 }
 
+/* Without subscriptions it goes wherever it is sent. */
+static bool follow(void *owner, unsigned slot) {
+    const mw_conn *c = owner;
+    for (const mw_sub *s = c->subs; s; s = s->next)
+        if (mwr_slot(s->channel->name, strlen(s->channel->name)) == slot) return true;
+    return !c->subs;
+}
+
 static mw_conn *redis_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host,
                            mw_error *e) {
     static const mwr_client_events EVENTS = {ready, lost};
@@ -111,8 +119,11 @@ static mw_conn *redis_open(mw_loop *loop, const mw_url *url, mw_link *link, cons
     snprintf(c->token, sizeof c->token, "%016llx", (unsigned long long)mw_random64());
     if (mwr_target_from_url(&c->target, url, e)) goto fail;
     if (*c->target.sentinel && !(c->sentinel = mwr_sentinel_new(loop, &c->target, e))) goto fail;
-    mwr_client_options o = {
-        .target = &c->target, .sentinel = c->sentinel, .name = "moonwire-commands", .scripts = true};
+    mwr_client_options o = {.target = &c->target,
+                            .sentinel = c->sentinel,
+                            .name = "moonwire-commands",
+                            .scripts = true,
+                            .follow = follow};
     c->client = mwr_client_open(loop, &o, &EVENTS, c, e);
     if (c->client) return c;
 fail:

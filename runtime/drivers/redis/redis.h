@@ -73,7 +73,8 @@ typedef struct mwr_flight { /* delivered and not settled; the tag is its place a
     bool begun;        /* a handler has it */
     bool seen, marked; /* since the last tick; the server knows */
     bool settling;
-    bool again; /* its settlement was sent, and the answer was lost with the connection */
+    bool published; /* apart from its ack, and confirmed */
+    bool again;     /* its settlement was sent, and the answer was lost with the connection */
 } mwr_flight;
 
 /* The way of a subscription: its reader connects, the group is made, a tick makes it a member; when it may
@@ -139,6 +140,9 @@ void mwr_answer_later(mw_conn *c, mw_source *s, void *cookie, const mw_error *e)
 
 /* keys.c */
 char *mwr_key_beside(const char *stream, const char *what, const char *group); /* group: "" for none */
+unsigned mwr_slot(const char *key, size_t len);                                /* of a cluster */
+void mwr_dedupe_key(const mw_conn *c, const char *key, size_t len, mw_buf *out);
+void mwr_write_dedupe_key(const mw_conn *c, mw_buf *b, const char *key, size_t len);
 
 /* entry.c: a message as fields. What a server does not take at all ends the connection: it is refused before.
  */
@@ -187,14 +191,19 @@ void mwr_flight_end(mw_sub *s, mwr_flight *f);
 /* settle.c */
 void mwr_begin(mw_sub *s, uint64_t tag, uint32_t unit);
 void mwr_settle(mw_sub *s, const mw_settlement *list, size_t count);
+void mwr_settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f); /* an ack, in one script */
 void mwr_claim_soon(mw_sub *s); /* all that is in flight, for it may not be pending any more */
 void mwr_mark_begun(
     mw_sub *s); /* handlers that run for long: a death on another machine counts for them too */
 
+/* apart.c: acks in a cluster whose publications lie in other slots */
+bool mwr_settles_apart(const mw_sub *s, const mw_settlement *x);
+void mwr_settle_apart(mw_sub *s, const mw_settlement *x, mwr_flight *f);
+
 /* publish.c */
 void mwr_publish(mw_conn *c, const mw_publication *list, size_t count);
 void mwr_dedupe(mw_conn *c, const mw_dedupe *list, size_t count);
-void mwr_write_dedupe_key(mw_buf *b, const char *key, size_t len);
+void mwr_publish_one(mw_conn *c, const mw_publication *p, mwr_on_reply *reply, void *cookie);
 
 /* admin.c */
 void mwr_browse(mw_conn *c, const mw_browse *b);

@@ -54,7 +54,7 @@ static void stands(mw_sub *s, const settled_one *x) {
     f->tries = x->attempt;
     f->attempt = x->attempt + 1;
     f->noted = true;
-    f->begun = f->seen = f->marked = f->settling = f->again = false;
+    f->begun = f->seen = f->marked = f->settling = f->again = f->published = false;
 }
 
 static void settled(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
@@ -89,7 +89,7 @@ static void settled(void *owner, void *cookie, const mwr_unit *u, bool more, con
 
 /* ---- one with publications ---- */
 
-static void settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f) {
+void mwr_settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f) {
     mw_conn *c = s->conn;
     settling *batch = begin_batch(s, 1);
     add(batch, x);
@@ -103,7 +103,7 @@ static void settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f) {
     mwr_write_text(b, s->key_record);
     mwr_write_text(b, s->key_tries);
     if (x->done_key)
-        mwr_write_dedupe_key(b, x->done_key, x->done_len);
+        mwr_write_dedupe_key(c, b, x->done_key, x->done_len);
     else
         mwr_write_text(b, s->key_tries);
     for (size_t i = 0; i < x->publish_count; i++) {
@@ -196,8 +196,10 @@ void mwr_settle(mw_sub *s, const mw_settlement *list, size_t count) {
         f->settling = true;
         if (is_plain(&list[i], f))
             acks[ack_count++] = (uint32_t)i;
+        else if (list[i].op == MW_SETTLE_ACK && mwr_settles_apart(s, &list[i]))
+            mwr_settle_apart(s, &list[i], f);
         else if (list[i].op == MW_SETTLE_ACK)
-            settle_one(s, &list[i], f);
+            mwr_settle_one(s, &list[i], f);
         else
             notes[note_count++] = (uint32_t)i;
         if (ack_count == ACKS_MOST) flush_some(s, list, acks, &ack_count, ack_many);
