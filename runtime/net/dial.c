@@ -30,7 +30,10 @@ static int64_t backoff(const mw_stream *s) {
 }
 
 void mw_dial_later(mw_stream *s) {
-    if (s->dial.failures < UINT32_MAX) s->dial.failures++;
+    mw_dial *d = &s->dial;
+    if (d->failures < UINT32_MAX) d->failures++;
+    d->lost_way = !d->content;
+    d->content = false;
     start_deadline(s, backoff(s));
     mw_stream_set_state(s, MW_STREAM_WAITING);
 }
@@ -186,12 +189,29 @@ static void try_next(mw_stream *s) {
     mw_stream_doom(s, &d->failed);
 }
 
-static void follow_redirect(mw_dial *d) {
-    if (!d->redirect.count) return;
-    mw_hosts_free(&d->hosts);
-    d->hosts = d->redirect;
-    d->redirect = (mw_hosts){0};
+static void use_hosts(mw_dial *d, mw_hosts *from) {
+    d->hosts = *from;
+    *from = (mw_hosts){0};
     d->host = d->hosts.count - 1;
+}
+
+/* Whoever led us there may know better by now: when nobody is there, the hosts that were given are tried
+ * again. */
+static void follow_redirect(mw_dial *d) {
+    bool lost_way = d->lost_way && d->given.count;
+    d->lost_way = false;
+    if (d->redirect.count) {
+        if (d->for_good || d->given.count)
+            mw_hosts_free(&d->hosts);
+        else
+            d->given = d->hosts;
+        if (d->for_good) mw_hosts_free(&d->given);
+        use_hosts(d, &d->redirect);
+    } else if (lost_way) {
+        d->astray++;
+        mw_hosts_free(&d->hosts);
+        use_hosts(d, &d->given);
+    }
 }
 
 /* Certificates are renewed while we run. */

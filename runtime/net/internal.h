@@ -11,6 +11,11 @@ typedef enum { MW_STREAM_RESOLVING, MW_STREAM_CONNECTING, MW_STREAM_UP, MW_STREA
 
 typedef struct mw_dial {
     mw_hosts hosts, redirect; /* redirect: for the next round */
+    mw_hosts given;           /* to come back to when a redirect leads nowhere; none: hosts are those */
+    bool for_good;            /* the redirect is: there is no way back */
+    bool content;             /* the owner is, with this connection */
+    bool lost_way;            /* where it was led to, nobody was */
+    uint32_t astray;          /* how often in a row */
     unsigned host;            /* the one that is tried, or was last */
     unsigned hosts_left;      /* of this round */
     uint32_t rounds;          /* since the owner was content */

@@ -119,6 +119,8 @@ void mw_stream_doom(mw_stream *s, const mw_error *why) {
 /* The input stays where it is until now: the parser that failed may still look at it. */
 static void lose(mw_stream *s) {
     mw_error why = s->why;
+    if (s->dial.content && mw_loop_wall_ms(s->loop) - s->since_ms > s->o.retry_cap_ms)
+        s->dial.astray = s->dial.failures = 0; /* it lasted */
     mw_stream_drop(s);
     s->doomed = false;
     memcpy(s->error, why.text, sizeof s->error);
@@ -193,6 +195,7 @@ static void move_bytes(mw_stream *s) {
 static void free_stream(mw_stream *s) {
     mw_hosts_free(&s->dial.hosts);
     mw_hosts_free(&s->dial.redirect);
+    mw_hosts_free(&s->dial.given);
     mw_tls_free(s->tls);
     mw_fifo_free(&s->in);
     mw_fifo_free(&s->out);
@@ -289,15 +292,22 @@ void mw_stream_close(mw_stream *s) {
 
 bool mw_stream_is_up(const mw_stream *s) { return s->state == MW_STREAM_UP && mw_stream_alive(s); }
 
-void mw_stream_established(mw_stream *s) { s->dial.failures = 0; }
+/* Who is led astray, comes back and is led astray again does not make haste. */
+void mw_stream_established(mw_stream *s) {
+    mw_dial *d = &s->dial;
+    d->content = true;
+    if (d->given.count) d->astray = 0;
+    if (!d->astray) d->failures = 0;
+}
 
 void mw_stream_fail(mw_stream *s, const mw_error *why) {
     if (mw_stream_is_up(s)) mw_stream_doom(s, why);
 }
 
-int mw_stream_redirect(mw_stream *s, const char *hosts, mw_error *e) {
+int mw_stream_redirect(mw_stream *s, const char *hosts, bool for_good, mw_error *e) {
     if (*hosts == '/')
         return mw_fail(e, MW_EUSAGE, false, "a server must not lead to a Unix socket: %s", hosts);
+    s->dial.for_good = for_good;
     return mw_hosts_parse(&s->dial.redirect, hosts, s->o.default_port, e);
 }
 

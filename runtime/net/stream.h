@@ -76,8 +76,9 @@ void mw_stream_established(mw_stream *s); /* the owner is content (logged in): t
 /* Drops the connection for this reason, as if it were lost: from here on it is not up, `down` comes with the
  * reason, then it connects again. Nothing when it is not up. */
 void mw_stream_fail(mw_stream *s, const mw_error *why);
-/* From the next attempt on, go there. For what a server said: a Unix socket is refused. */
-int mw_stream_redirect(mw_stream *s, const char *hosts, mw_error *e);
+/* From the next attempt on, go there: for good, or until a round finds nobody there, and then to the hosts of
+ * the options again. For what a server said: a Unix socket is refused. */
+int mw_stream_redirect(mw_stream *s, const char *hosts, bool for_good, mw_error *e);
 
 void mw_stream_look(const mw_stream *s, const char *name, mw_peer *out); /* name: static */
 

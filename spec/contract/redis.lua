@@ -99,10 +99,6 @@ local function entry(fields)
   return fields
 end
 
--- What TLS can get wrong: whole messages in both directions, large ones, connections that break, two workers.
-local TLS = { ["ack-stop"] = true, ["ack-crash"] = true, ["dead-whole"] = true, ["order-key"] = true, bounded = true,
-              ["publish-crash"] = true, dedupe = true, fence = true, ["any-bytes"] = true, takeover = true }
-
 return {
   plain = entry {
     name = "redis",
@@ -120,6 +116,5 @@ return {
       return ("rediss://localhost:%d/%d?ca=%s/ca.crt"):format(server.port, number, server.dir)
     end,
     version = function() return "Redis " .. redis.shared({ tls = true }):version() .. ", TLS" end,
-    skip = function(case) return not TLS[case.name] and "the same code as without TLS" or nil end,
   },
 }

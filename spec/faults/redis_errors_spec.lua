@@ -3,7 +3,9 @@
 local C = require "moonwire.internal.cdef"
 local contract = require("spec.contract.redis").plain
 local harness = require "spec.support.harness"
+local json = require "moonwire.json"
 local process = require "spec.support.process"
+local project = require "spec.support.project"
 local servers = require "spec.support.servers.redis"
 local wait = require "spec.support.wait"
 
@@ -110,8 +112,12 @@ describe("redis answers", function()
     server:call("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-xreadgroup")
     local worker = h:start { settings = SETTINGS, handler = DONE }
     h:wait(function() return says(worker, "NOPERM") end, 20, "the refusal to be logged")
+    h:stay(3) -- it is tried twice a second
+    assert.equal(1, select(2, worker.child:stderr():gsub("cannot read", "")))
     server:call("ACL", "SETUSER", "app", "+xreadgroup")
     assert_all(h, 10)
+    server:call("ACL", "SETUSER", "app", "-xreadgroup")
+    h:wait(function() return select(2, worker.child:stderr():gsub("cannot read", "")) == 2 end, 20, "it to be said again")
   end)
 
   it("works with the permissions that the documentation lists, and no others", function()
@@ -230,6 +236,75 @@ describe("redis with sentinels", function()
     running[#running + 1] = child
     return { port = port, child = child }
   end
+
+  local function project_on(url)
+    local dir = process.tmpdir()
+    project.make(dir, { handler = [[function M.handle(msg) trace("done", msg) end]] }, dir .. "/trace", "w")
+    return { dir = dir, env = { BROKER_URL = url } }
+  end
+
+  local function run(on)
+    local child = process.spawn { { os.getenv "MOONWIRE_BIN", "run", on.dir, "--workers", "0" }, env = on.env,
+                                  stdout = on.dir .. "/log", stderr = on.dir .. "/log" }
+    running[#running + 1] = child
+    return child
+  end
+
+  local function publish(on)
+    return process.run { { os.getenv "MOONWIRE_BIN", "publish", "in", "x" }, cwd = on.dir, env = on.env, timeout = 30 }
+  end
+
+  local function connection(on, name)
+    local status = process.run { { os.getenv "MOONWIRE_BIN", "status", on.dir, "--json" }, timeout = 20 }
+    for _, c in ipairs(status.code == 0 and json.decode(status.stdout).connections or {}) do
+      if c.name == name then return c end
+    end
+  end
+
+  -- The reason stands in the log, once, in the status, and in what a command says.
+  local function tells(url, reason)
+    local on = project_on(url)
+    local child = run(on)
+    wait.until_(function() return child:stderr():find(reason) end, 15, "it to be logged")
+    local ends = wait.now() + 4
+    wait.until_(function() return wait.now() > ends end, 6, "some more tries")
+    assert.is_true(select(2, child:stderr():gsub("cannot connect", "")) <= 2, child:stderr())
+    wait.until_(function()
+      local c = connection(on, "sentinel")
+      return c and c.error and c.error:find(reason)
+    end, 10, "the reason in the status")
+    local result = publish(on)
+    assert.equal(69, result.code, result.stderr)
+    assert.matches(reason, result.stderr)
+  end
+
+  it("that are all away, says so", function()
+    tells(("redis://127.0.0.1:%d,127.0.0.1:%d/0?sentinel=mymaster&timeout=2")
+      :format(process.free_port(), process.free_port()), "connection refused")
+  end)
+
+  it("that do not know the master, says which ones they know", function()
+    local master = servers.start()
+    running[#running + 1] = master.child
+    local s = sentinel(master)
+    wait.until_(function() return servers.connect(s.port) end, 10, "the sentinel")
+    tells(("redis://127.0.0.1:%d/0?sentinel=other&timeout=2"):format(s.port),
+      "does not know a master named other; it knows: mymaster")
+  end)
+
+  it("that are none, says so, and asks the next one", function()
+    local master = servers.start()
+    running[#running + 1] = master.child
+    tells(("redis://127.0.0.1:%d/0?sentinel=mymaster&timeout=2"):format(master.port), "unknown command")
+    local s = sentinel(master)
+    wait.until_(function() return servers.connect(s.port) end, 10, "the sentinel")
+    local on = project_on(("redis://127.0.0.1:%d,127.0.0.1:%d/0?sentinel=mymaster"):format(master.port, s.port))
+    run(on)
+    wait.until_(function()
+      local commands, c = connection(on, "commands"), connection(on, "sentinel")
+      return commands and commands.state == "up" and c and c.state == "up"
+    end, 20, "the connection by the other sentinel")
+  end)
 
   it("follows a failover, and loses nothing that had reached the replica", function()
     local master = servers.start()

@@ -171,6 +171,32 @@ describe("redis", function()
     assert_out(h, n)
   end)
 
+  it("ends in time, and well, when it is told to while the server is silent", function()
+    local h = new(nil, "?timeout=30")
+    local worker = h:start { drain = 1, settings = "concurrency = 8, order = 'none', lease = 2,", handler = [[
+      function M.handle(msg)
+        mw.publish("out", msg.body, { id = "out-" .. msg.id })
+        trace("begun", msg)
+        mw.sleep(0.3)
+        if msg.attempt == 1 and msg.id:find "5$" then error("later", 0) end
+        trace("done", msg)
+      end]] }
+    h:publish(messages(40))
+    h:wait_for("begun", 8, 20)
+    server.child:kill "STOP" -- what is settled from now on is sent and never answered
+    h:stay(1)
+    worker.child:kill "TERM"
+    local code, why, signal = worker.child:wait(20)
+    server.child:kill "CONT"
+    h.workers[worker] = nil
+    local log = worker.child:stderr()
+    assert.is_nil(log:find("Sanitizer", 1, true), log:sub(-3000))
+    assert.equal(0, code, ("%s %s\n%s"):format(why, signal, log:sub(-2000)))
+    h:start()
+    h:wait_settled("in", 30)
+    assert_out(h, 40)
+  end)
+
   it("makes stream and group anew after FLUSHALL", function()
     local h = new()
     h:start { settings = SETTINGS, handler = HANDLER }

@@ -159,6 +159,10 @@ static void test_keys(void) {
     expect_key("orders", "p", "{orders}:mw:tries:p");
     expect_key("orders", "", "{orders}:mw:tries");
     expect_key("{eu}.orders", "p", "{eu}.orders:mw:tries:p"); /* the same slot of a cluster */
+    EQUAL(12739, mwr_slot("123456789", 9)); /* as the specification of Redis Cluster has it */
+    EQUAL(mwr_slot("user1000", 8), mwr_slot("{user1000}.following", 20));
+    EQUAL(mwr_slot("{bar", 4), mwr_slot("foo{{bar}}zap", 13));
+    CHECK(mwr_slot("foo{}{bar}", 10) != mwr_slot("bar", 3), "an empty tag is none");
     expect_key("{}orders", "p", "{{}orders}:mw:tries:p");
 }
 

@@ -361,9 +361,9 @@ static void test_redirect(void) {
     owner o = {.content = true};
     open_to(&o, a.hosts);
     UNTIL(accepted(&a) && o.ups == 1);
-    CHECK(mw_stream_redirect(o.s, "/etc/x", &e) && has(e.text, "Unix"), "%s", e.text);
-    CHECK(mw_stream_redirect(o.s, "no port:", &e), "syntax");
-    EQUAL(0, mw_stream_redirect(o.s, b.hosts, &e));
+    CHECK(mw_stream_redirect(o.s, "/etc/x", true, &e) && has(e.text, "Unix"), "%s", e.text);
+    CHECK(mw_stream_redirect(o.s, "no port:", true, &e), "syntax");
+    EQUAL(0, mw_stream_redirect(o.s, b.hosts, true, &e));
     turns(20);
     EQUAL(1, o.ups); /* only from the next attempt on */
     mw_fail(&e, 0, true, "moved");
@@ -375,6 +375,32 @@ static void test_redirect(void) {
     end_owner(&o);
     end_peer(&a);
     end_peer(&b);
+}
+
+/* Where it was led to nobody is any more: it asks again where it asked first, unless that is out of date. */
+static void test_redirect_to_nobody(void) {
+    for (int for_good = 0; for_good < 2; for_good++) {
+        peer a = listen_on("127.0.0.1", 0, 8), b = listen_on("127.0.0.1", 0, 8);
+        mw_error e;
+        owner o = {.content = true};
+        open_to(&o, a.hosts);
+        UNTIL(accepted(&a) && o.ups == 1);
+        EQUAL(0, mw_stream_redirect(o.s, b.hosts, for_good, &e));
+        mw_fail(&e, 0, true, "moved");
+        mw_stream_fail(o.s, &e);
+        UNTIL(accepted(&b) && o.ups == 2);
+        hang_up(&a);
+        end_peer(&b);
+        UNTIL(o.downs >= 3); /* lost, and nobody there */
+        if (for_good) {
+            UNTIL(o.downs >= 5);
+            EQUAL(2, o.ups);
+        } else {
+            UNTIL(accepted(&a) && o.ups == 3);
+        }
+        end_owner(&o);
+        end_peer(&a);
+    }
 }
 
 /* ---- peers that misbehave ---- */
@@ -1074,6 +1100,7 @@ static const test tests[] = {{"echo", test_echo},
                              {"slow_names", test_slow_names},
                              {"lookups_are_bounded", test_lookups_are_bounded},
                              {"redirect", test_redirect},
+                             {"redirect_to_nobody", test_redirect_to_nobody},
                              {"one_byte_at_a_time", test_one_byte_at_a_time},
                              {"silence", test_silence},
                              {"busy_loop_is_not_silence", test_busy_loop_is_not_silence},

@@ -6,7 +6,7 @@
 
 #include "drivers/redis/scripts.h"
 
-enum { CHECK_MS = 500, BACKLOG_MAX = 256 << 20, RETRY_CAP_MS = 2000 };
+enum { CHECK_MS = 500, BACKLOG_MAX = 256 << 20, RETRY_CAP_MS = 2000, GREETING_MOST = 1 << 20 };
 #define MAX_INPUT (((size_t)1 << 30) + (64 << 20))
 
 typedef struct pending { /* a command not answered yet, oldest first in a ring */
@@ -18,7 +18,7 @@ typedef struct pending { /* a command not answered yet, oldest first in a ring *
 } pending;
 
 typedef enum { LOGGED_OUT, GREETING, READY } client_state;
-typedef enum { STEP_LOGIN, STEP_DB, STEP_NAME, STEP_ID, STEP_ROLE, STEP_SCRIPT } greeting_step;
+typedef enum { STEP_LOGIN, STEP_DB, STEP_NAME, STEP_ID, STEP_ROLE, STEP_MODE, STEP_SCRIPT } greeting_step;
 
 struct mwr_client {
     mw_loop *loop;
@@ -34,11 +34,15 @@ struct mwr_client {
     uint32_t first, count, capacity, sent;
     uint8_t steps[8 + MWR_SCRIPTS];
     int step_count, step_at;
-    bool rejected; /* the greeting failed: the answers that follow are nobody's */
+    bool rejected;        /* the greeting failed: the answers that follow are nobody's */
+    bool overdue;         /* its time is over: only what has come already may still save it */
+    uint64_t greet_until; /* real ms: for all of it, however it dribbles in */
+    bool clustered;       /* the server is a node of a cluster */
     int64_t id;
     uint64_t heard;          /* real ms: the last reply */
     char why[MW_ERROR_TEXT]; /* it is not ready */
     mw_timer check;
+    bool expiring;       /* what fails now was never sent */
     bool inside, closed; /* freed when the parser lets go of it */
 };
 
@@ -48,10 +52,11 @@ static const struct {
     const char *prefix;
     bool retryable;
 } ERRORS[] = {
-    {"LOADING", true},     {"READONLY", true},   {"MOVED", true},      {"ASK", true},    {"TRYAGAIN", true},
-    {"CLUSTERDOWN", true}, {"MASTERDOWN", true}, {"OOM", true},        {"BUSY", true},   {"NOSCRIPT", true},
-    {"NOREPLICAS", true},  {"MISCONF", true},    {"UNBLOCKED", true},  {"NOPERM", true}, {"NOAUTH", true},
-    {"NOGROUP", true},     {"WRONGPASS", true},  {"UNKILLABLE", true},
+    {"LOADING", true},   {"READONLY", true},    {"MOVED", true},      {"ASK", true},
+    {"TRYAGAIN", true},  {"CLUSTERDOWN", true}, {"MASTERDOWN", true}, {"OOM", true},
+    {"BUSY", true},      {"NOSCRIPT", true},    {"NOREPLICAS", true}, {"MISCONF", true},
+    {"UNBLOCKED", true}, {"NOPERM", true},      {"NOAUTH", true},     {"NOGROUP", true},
+    {"WRONGPASS", true}, {"UNKILLABLE", true},  {"CROSSSLOT", true},
 };
 
 void mwr_error_of(const char *text, size_t len, mw_error *e) {
@@ -143,16 +148,49 @@ static void expire_unsent(mwr_client *c, uint64_t now) {
     mw_fail(&e, MW_ECLOSED, true, "redis: not connected to %.150s%s%.200s", c->o.target->hosts,
             *c->why ? ": " : "", c->why);
     end_begun(c);
+    c->expiring = true;
     while (c->count && !c->closed &&
            (c->o.impatient || at(c, 0)->deadline <= now || c->out.len - gone > BACKLOG_MAX)) {
         gone += at(c, 0)->bytes;
         fail_first(c, &e);
         end_begun(c); /* the answer may have asked for something else */
     }
+    c->expiring = false;
     if (c->closed || !gone) return;
     memmove(c->out.data, c->out.data + gone, c->out.len - gone);
     c->out.len -= gone;
     c->begun -= gone;
+}
+
+static void check_answers(mwr_client *c, uint64_t now) {
+    bool silent = now - c->heard >= (uint64_t)c->o.target->timeout_ms; /* a long queue is no silence */
+    if (!c->count || at(c, 0)->deadline > now || !silent) return;
+    mw_error e;
+    mw_fail(&e, MW_ECLOSED, true, "redis: no answer in time");
+    mw_stream_fail(c->stream, &e);
+}
+
+static void check(mw_timer *t);
+
+static int odd_greeting(const mwr_client *c, mw_error *e, const char *what, double number) {
+    mw_peer peer;
+    char text[100];
+    mw_stream_look(c->stream, "", &peer);
+    snprintf(text, sizeof text, what, number);
+    return mw_fail(e, MW_ECLOSED, true, "%s: %s: is it a Redis server?", peer.address, text);
+}
+
+/* The socket gets one more turn: what came while the loop was busy has come in time. */
+static void check_greeting(mwr_client *c, uint64_t now) {
+    if (now < c->greet_until) return;
+    if (!c->overdue) {
+        c->overdue = true;
+        mw_timer_start_real(c->loop, &c->check, 1, check);
+        return;
+    }
+    mw_error e;
+    odd_greeting(c, &e, "no answer to the greeting in %.1f s", (double)c->o.target->timeout_ms / 1000);
+    mw_stream_fail(c->stream, &e);
 }
 
 static void check(mw_timer *t) {
@@ -160,18 +198,16 @@ static void check(mw_timer *t) {
     uint64_t now = mw_loop_real_ms(c->loop);
     mw_timer_start_real(c->loop, t, CHECK_MS, check);
     if (c->state == READY) {
-        bool silent = now - c->heard >= (uint64_t)c->o.target->timeout_ms; /* a long queue is no silence */
-        if (!c->count || at(c, 0)->deadline > now || !silent) return;
-        mw_error e;
-        mw_fail(&e, MW_ECLOSED, true, "redis: no answer in time");
-        mw_stream_fail(c->stream, &e);
-    } else if (!c->sent) {
-        bool inside = c->inside;
-        c->inside = true;
-        expire_unsent(c, now);
-        c->inside = inside;
-        if (c->closed && !inside) mwr_client_close(c);
+        check_answers(c, now);
+        return;
     }
+    if (c->state == GREETING) check_greeting(c, now);
+    if (c->sent) return;
+    bool inside = c->inside;
+    c->inside = true;
+    expire_unsent(c, now);
+    c->inside = inside;
+    if (c->closed && !inside) mwr_client_close(c);
 }
 
 /* ---- greeting ---- */
@@ -210,6 +246,11 @@ static void write_greeting(mwr_client *c) {
         mwr_write_text(&b, "ROLE");
         step(c, STEP_ROLE);
     }
+    if (c->o.scripts) {
+        mwr_write_array(&b, 1);
+        mwr_write_text(&b, "HELLO");
+        step(c, STEP_MODE);
+    }
     for (int i = 0; c->o.scripts && i < MWR_SCRIPTS; i++) {
         mwr_write_array(&b, 3);
         mwr_write_text(&b, "SCRIPT");
@@ -229,9 +270,20 @@ static void reject(mwr_client *c, const mw_error *e) {
 static void greeted(mwr_client *c) {
     end_begun(c);
     c->state = READY;
-    mw_stream_established(c->stream);
+    if (!c->o.on_trial) mw_stream_established(c->stream);
     c->events.ready(c->owner);
     if (!c->closed) mwr_flush(c);
+}
+
+/* From pairs of names and values */
+static bool is_cluster(const mwr_unit *u) {
+    const mwr_node *n = u->node + 1;
+    for (uint32_t i = 0; u->node->type == MWR_ARRAY && i + 1 < u->node->count; i += 2) {
+        const mwr_node *value = n + n->span;
+        if (mwr_is(u, n, "mode")) return mwr_is(u, value, "cluster");
+        n = value + value->span;
+    }
+    return false;
 }
 
 /* A name that cannot be set, or a number that cannot be asked for, is no reason not to work. */
@@ -241,13 +293,15 @@ static void greeting_reply(mwr_client *c, const mwr_unit *u) {
     if (c->rejected) return;
     if (u->node->type == MWR_ERROR) {
         mwr_error_of(u->base + u->node->at, u->node->len, &e);
-        bool vital = s != STEP_NAME && s != STEP_ID && s != STEP_ROLE;
+        bool vital = s != STEP_NAME && s != STEP_ID && s != STEP_ROLE && s != STEP_MODE;
         if (vital || begins(u, "NOAUTH") || begins(u, "LOADING")) {
             reject(c, &e);
             return;
         }
     } else if (s == STEP_ID) {
         c->id = mwr_number(u, u->node);
+    } else if (s == STEP_MODE) {
+        c->clustered = is_cluster(u);
     } else if (s == STEP_ROLE) {
         const mwr_node *role = mwr_child(u->node, 0);
         if (role && !mwr_is(u, role, "master")) {
@@ -266,9 +320,23 @@ static int reply_depth(void *owner) {
     return c->state == READY && c->count ? at(c, 0)->depth : 0;
 }
 
+/* MOVED slot host:port, for a key that the owner does not want to follow */
+static bool stays(mwr_client *c, const mwr_unit *u, mw_error *e) {
+    if (!begins(u, "MOVED ") || !c->o.follow) return false;
+    if (c->o.follow(c->owner, (unsigned)strtoul(u->base + u->node->at + 6, NULL, 10))) return false;
+    mw_fail(e, MW_ECLOSED, true,
+            "redis: %.*s: that key lies on another node of the cluster; give its channel a mw.connect of its "
+            "own, or "
+            "the {tag} of the channels that are here",
+            (int)(u->node->len < 150 ? u->node->len : 150), u->base + u->node->at);
+    return true;
+}
+
 /* Some errors concern the connection, not the command. */
 static void look_at_error(mwr_client *c, const mwr_unit *u, const mw_error *e) {
-    if (begins(u, "MOVED ")) {
+    if (begins(u, "CROSSSLOT")) {
+        c->clustered = true; /* it did not say so before: HELLO is not allowed to us */
+    } else if (begins(u, "MOVED ")) {
         char hosts[256];
         const char *text = u->base + u->node->at, *end = text + u->node->len;
         const char *space = memchr(text + 6, ' ', u->node->len - 6);
@@ -302,8 +370,9 @@ static void unit(void *owner, const mwr_unit *u, bool more) {
     mw_error e;
     bool failed = u->node->type == MWR_ERROR && !more;
     if (failed) mwr_error_of(u->base + u->node->at, u->node->len, &e);
+    bool concerns_us = failed && !stays(c, u, &e);
     if (p.reply) p.reply(c->owner, p.cookie, u, more, failed ? &e : NULL);
-    if (failed && !c->closed) look_at_error(c, u, &e);
+    if (concerns_us && !c->closed) look_at_error(c, u, &e);
 }
 
 static size_t input(void *owner, const char *data, size_t len, size_t *need) {
@@ -316,6 +385,8 @@ static size_t input(void *owner, const char *data, size_t len, size_t *need) {
         mwr_client_close(c);
         return len;
     }
+    if (n >= 0 && c->state == GREETING && *need > GREETING_MOST)
+        n = odd_greeting(c, &e, "it announces %.0f bytes in the greeting", (double)*need);
     if (n < 0) {
         mw_stream_fail(c->stream, &e);
         return len;
@@ -328,25 +399,34 @@ static size_t input(void *owner, const char *data, size_t len, size_t *need) {
 static void up(void *owner) {
     mwr_client *c = owner;
     c->state = GREETING;
+    c->greet_until = mw_loop_real_ms(c->loop) + (uint64_t)c->o.target->timeout_ms;
+    c->overdue = false;
     mwr_parser_reset(&c->parser);
     write_greeting(c);
 }
 
-static void down(void *owner, const mw_error *why) {
-    mwr_client *c = owner;
+/* false: it was closed meanwhile, and is gone */
+static bool tell_lost(mwr_client *c, const mw_error *why) {
     end_begun(c);
-    c->state = LOGGED_OUT;
     snprintf(c->why, sizeof c->why, "%s", why->text);
     c->inside = true;
     for (uint32_t n = c->sent; n && c->sent && !c->closed; n--) fail_first(c, why);
     if (!c->closed) c->events.lost(c->owner, why);
     if (!c->closed && c->o.impatient) expire_unsent(c, mw_loop_real_ms(c->loop));
     c->inside = false;
-    if (c->closed) {
-        mwr_client_close(c);
-        return;
-    }
-    if (c->o.sentinel) mwr_sentinel_ask(c->o.sentinel);
+    if (!c->closed) return true;
+    mwr_client_close(c);
+    return false;
+}
+
+static void down(void *owner, const mw_error *why) {
+    mwr_client *c = owner;
+    c->state = LOGGED_OUT;
+    if (tell_lost(c, why) && c->o.sentinel) mwr_sentinel_ask(c->o.sentinel);
+}
+
+void mwr_client_lead_nowhere(mwr_client *c, const mw_error *why) {
+    if (c->state == LOGGED_OUT) tell_lost(c, why);
 }
 
 static const mw_stream_events STREAM = {.up = up, .input = input, .down = down};
@@ -410,14 +490,27 @@ void mwr_client_redirect(mwr_client *c, const char *hosts) {
     if (!c->stream)
         open_stream(c, hosts, &e);
     else
-        mw_stream_redirect(c->stream, hosts, &e);
+        mw_stream_redirect(c->stream, hosts, c->o.sentinel != NULL, &e);
 }
 
 void mwr_client_drop(mwr_client *c, const mw_error *why) {
     if (c->stream) mw_stream_fail(c->stream, why);
 }
 
+void mwr_client_established(mwr_client *c) {
+    if (c->stream) mw_stream_established(c->stream);
+}
+
+/* A connection that has not been greeted is not up for anybody. */
+bool mwr_client_look(const mwr_client *c, const char *name, mw_peer *out) {
+    if (!c || !c->stream) return false;
+    mw_stream_look(c->stream, name, out);
+    if (c->state == GREETING && mw_stream_is_up(c->stream)) out->state = "greeting";
+    return true;
+}
+
 bool mwr_client_ready(const mwr_client *c) { return c->state == READY; }
+bool mwr_client_clustered(const mwr_client *c) { return c->clustered; }
+bool mwr_client_unsent(const mwr_client *c) { return c->expiring; }
 int64_t mwr_client_id(const mwr_client *c) { return c->id; }
 size_t mwr_client_waiting(const mwr_client *c) { return c->count; }
-mw_stream *mwr_client_stream(const mwr_client *c) { return c->stream; }

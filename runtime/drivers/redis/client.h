@@ -37,9 +37,12 @@ typedef struct mwr_client_options {
     mwr_sentinel *sentinel;   /* NULL: the target's hosts are the servers */
     const char *name;         /* CLIENT SETNAME; static */
     int port;                 /* where the URL names none */
-    bool scripts;             /* load them */
-    bool any_role;            /* a replica will do */
-    bool impatient;           /* answers commands at once while it is not ready, instead of keeping them */
+    bool scripts;             /* load them, and ask whether it is a node of a cluster */
+    /* Optional: whether to go where a key of this slot lies. Otherwise the command fails, and that is all. */
+    bool (*follow)(void *owner, unsigned slot);
+    bool any_role;  /* a replica will do */
+    bool on_trial;  /* the backoff begins anew only with mwr_client_established */
+    bool impatient; /* answers commands at once while it is not ready, instead of keeping them */
 } mwr_client_options;
 
 mwr_client *mwr_client_open(mw_loop *loop, const mwr_client_options *o, const mwr_client_events *events,
@@ -54,11 +57,17 @@ mw_buf *mwr_command_within(mwr_client *c, size_t arguments, mwr_on_reply *reply,
 void mwr_flush(mwr_client *c); /* what was written since: it leaves at the end of the turn */
 
 bool mwr_client_ready(const mwr_client *c);
-int64_t mwr_client_id(const mwr_client *c);               /* the server's number for this connection */
-size_t mwr_client_waiting(const mwr_client *c);           /* commands not answered */
+int64_t mwr_client_id(const mwr_client *c); /* the server's number for this connection */
+bool mwr_client_clustered(const mwr_client *c);
+bool mwr_client_unsent(const mwr_client *c);    /* in a failing reply: the server never got this command */
+size_t mwr_client_waiting(const mwr_client *c); /* commands not answered */
 void mwr_client_drop(mwr_client *c, const mw_error *why); /* as if the connection were lost */
 void mwr_client_redirect(mwr_client *c, const char *hosts);
-mw_stream *mwr_client_stream(const mwr_client *c); /* NULL while a sentinel has not said where to */
+void mwr_client_established(mwr_client *c);
+void mwr_client_lead_nowhere(mwr_client *c,
+                             const mw_error *why); /* nobody says where to connect to: `lost` */
+/* false: there is nothing to see, for a sentinel has not said where to */
+bool mwr_client_look(const mwr_client *c, const char *name, mw_peer *out);
 
 /* What an error reply means: its text, and whether the same may succeed later. */
 void mwr_error_of(const char *text, size_t len, mw_error *e);
@@ -68,4 +77,5 @@ mwr_sentinel *mwr_sentinel_new(mw_loop *loop, const mwr_target *t, mw_error *e);
 void mwr_sentinel_free(mwr_sentinel *s); /* NULL is fine */
 void mwr_sentinel_watch(mwr_sentinel *s, mwr_client *c);
 void mwr_sentinel_forget(mwr_sentinel *s, mwr_client *c);
-void mwr_sentinel_ask(mwr_sentinel *s); /* a client lost its server */
+void mwr_sentinel_ask(mwr_sentinel *s);                      /* a client lost its server */
+bool mwr_sentinel_look(const mwr_sentinel *s, mw_peer *out); /* its connection; NULL is fine */

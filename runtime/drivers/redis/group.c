@@ -96,14 +96,37 @@ mw_buf *mwr_group_script(mw_sub *s, mwr_script script, size_t more, mwr_on_reply
     return b;
 }
 
-/* Once, until it works again: the same trouble comes with every try. */
-void mwr_complain(mw_sub *s, const char *what, const mw_error *e) {
-    if (s->refused) return;
-    s->refused = true;
-    mw_log_begin(MW_ERROR, what);
+static const char *words(mwr_trouble what) {
+    switch (what) {
+    case MWR_NO_PLACE: return "cannot keep a place in the group";
+    case MWR_NO_GROUP: return "cannot make the group";
+    case MWR_NO_READ: return "cannot read";
+    case MWR_NO_TAKE: return "cannot take what is pending";
+    }
+    return "";
+}
+
+void mwr_works(mw_sub *s, mwr_trouble what) { s->refused &= ~(unsigned)what; }
+
+void mwr_complain(mw_sub *s, mwr_trouble what, const mw_error *e) {
+    if (s->refused & what) return;
+    s->refused |= what;
+    mw_log_begin(MW_ERROR, words(what));
     mw_log_text("channel", s->channel->name);
     mw_log_text("group", s->group);
     mw_log_text("error", e->text);
+    mw_log_end();
+}
+
+void mwr_gap(mw_sub *s) {
+    enum { QUIET_MS = 60000 };
+    uint64_t now = mw_loop_real_ms(s->conn->loop);
+    if (s->gap_said && now - s->gap_said < QUIET_MS) return;
+    s->gap_said = now;
+    mw_log_begin(MW_WARN, "entries that we have were not pending any more; they are settled all the same "
+                          "(XGROUP DESTROY, XGROUP DELCONSUMER, or an XACK of another program?)");
+    mw_log_text("channel", s->channel->name);
+    mw_log_text("group", s->group);
     mw_log_end();
 }
 
@@ -115,6 +138,7 @@ void mwr_fenced(mw_sub *s) {
     for (uint32_t i = 0; i < s->flight_capacity; i++)
         if (s->flights[i].round) mwr_flight_end(s, &s->flights[i]);
     s->round++;
+    s->whole = false;
     s->state = MWR_JOINING;
     s->reader_known = 0;
     s->conn->host->fence(s->source, MW_UNIT_ALL);
@@ -126,6 +150,7 @@ void mwr_sub_lost(mw_sub *s) {
     s->depth.known = false;
     mw_timer_stop(&s->tick);
     mwr_recover_stop(s);
+    s->whole = false;
     if (s->state != MWR_LEAVING) s->state = MWR_JOINING;
 }
 
@@ -232,6 +257,7 @@ static void became(mw_sub *s, const mwr_unit *u, const mwr_node *r, int64_t read
     if (mwr_is(u, state, "standby")) {
         if (acting || s->flight_count) mwr_fenced(s);
         s->state = MWR_STANDBY;
+        s->whole = false;
         return;
     }
     if ((took || joined) && s->flight_count) { /* it was somebody else's in between */
@@ -272,11 +298,11 @@ static void ticked(void *owner, void *cookie, const mwr_unit *u, bool more, cons
     s->ticking = false;
     if (s->conn->closing || s->state == MWR_LEAVING) return;
     if (e) {
-        if (u) mwr_complain(s, "cannot keep a place in the group", e);
+        if (u) mwr_complain(s, MWR_NO_PLACE, e);
         if (mwr_client_ready(s->conn->client)) tick_in(s, TICK_MS);
         return;
     }
-    s->refused = false;
+    mwr_works(s, MWR_NO_PLACE);
     tick_in(s, tick_every(s));
     const mwr_node *r = u->node, *state = mwr_child(r, 0);
     if (mwr_is(u, state, "nogroup")) {
@@ -289,6 +315,9 @@ static void ticked(void *owner, void *cookie, const mwr_unit *u, bool more, cons
         read_depth(s, u, r);
         if (find_dead(s, u, mwr_child(r, 12))) tick_in(s, 0);
         became(s, u, r, reader);
+        int64_t made = mwr_number(u, mwr_child(r, 15));
+        if (made != s->made) mwr_claim_soon(s);
+        s->made = made;
         mwr_mark_begun(s);
     }
 }

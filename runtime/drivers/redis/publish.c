@@ -13,9 +13,10 @@ static void published(void *owner, void *cookie, const mwr_unit *u, bool more, c
     c->host->published(c->link, cookie, e);
 }
 
-static void add_now(mw_conn *c, const mw_publication *p, const mwr_channel *channel, const mw_parts *parts) {
+static void add_now(mw_conn *c, const mw_publication *p, const mwr_channel *channel, const mw_parts *parts,
+                    mwr_on_reply *reply, void *cookie) {
     bool trim = channel->trim_count > 0;
-    mw_buf *b = mwr_command(c->client, 3 + (trim ? 3 : 0) + mwr_entry_count(parts), published, p->cookie, 0);
+    mw_buf *b = mwr_command(c->client, 3 + (trim ? 3 : 0) + mwr_entry_count(parts), reply, cookie, 0);
     mwr_write_text(b, "XADD");
     mwr_write_text(b, p->channel);
     if (trim) {
@@ -27,10 +28,10 @@ static void add_now(mw_conn *c, const mw_publication *p, const mwr_channel *chan
     mwr_entry_write(b, channel, parts);
 }
 
-static void add_later(mw_conn *c, const mw_publication *p, const mwr_channel *channel,
-                      const mw_parts *parts) {
+static void add_later(mw_conn *c, const mw_publication *p, const mwr_channel *channel, const mw_parts *parts,
+                      mwr_on_reply *reply, void *cookie) {
     char *key = mwr_key_beside(p->channel, "delayed", "");
-    mw_buf *b = mwr_command(c->client, 6 + mwr_entry_count(parts), published, p->cookie, 0);
+    mw_buf *b = mwr_command(c->client, 6 + mwr_entry_count(parts), reply, cookie, 0);
     mwr_write_text(b, "EVALSHA");
     mwr_write(b, mwr_script_sha(MWR_DELAY), 40);
     mwr_write_text(b, "1");
@@ -41,34 +42,28 @@ static void add_later(mw_conn *c, const mw_publication *p, const mwr_channel *ch
     free(key);
 }
 
+void mwr_publish_one(mw_conn *c, const mw_publication *p, mwr_on_reply *reply, void *cookie) {
+    mw_parts parts;
+    mw_message_parts(p->msg, &parts);
+    mwr_channel *channel = mwr_channel_of(c, p->channel);
+    if (p->delay_ms > 0)
+        add_later(c, p, channel, &parts, reply, cookie);
+    else
+        add_now(c, p, channel, &parts, reply, cookie);
+}
+
 void mwr_publish(mw_conn *c, const mw_publication *list, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        mw_parts parts;
         mw_error e;
-        if (mwr_publication_check(&list[i], &e)) {
+        if (mwr_publication_check(&list[i], &e))
             mwr_answer_later(c, NULL, list[i].cookie, &e);
-            continue;
-        }
-        mw_message_parts(list[i].msg, &parts);
-        mwr_channel *channel = mwr_channel_of(c, list[i].channel);
-        if (list[i].delay_ms > 0)
-            add_later(c, &list[i], channel, &parts);
         else
-            add_now(c, &list[i], channel, &parts);
+            mwr_publish_one(c, &list[i], published, list[i].cookie);
     }
     mwr_flush(c->client);
 }
 
 /* ---- dedupe ---- */
-
-void mwr_write_dedupe_key(mw_buf *b, const char *key, size_t len) {
-    static const char PREFIX[] = "mw:dedupe:";
-    mw_buf text = {0};
-    mw_buf_add(&text, PREFIX, sizeof PREFIX - 1);
-    mw_buf_add(&text, key, len);
-    mwr_write(b, text.data, text.len);
-    mw_buf_free(&text);
-}
 
 static void claimed(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
     (void)more;
@@ -86,7 +81,7 @@ void mwr_dedupe(mw_conn *c, const mw_dedupe *list, size_t count) {
         mwr_write_text(b, "EVALSHA");
         mwr_write(b, mwr_script_sha(claim ? MWR_CLAIM : release ? MWR_RELEASE : MWR_DONE), 40);
         mwr_write_text(b, "1");
-        mwr_write_dedupe_key(b, d->key, d->key_len);
+        mwr_write_dedupe_key(c, b, d->key, d->key_len);
         mwr_write_text(b, c->token);
         if (!release) mwr_write_number(b, d->ttl_ms > 0 ? d->ttl_ms : 1);
     }

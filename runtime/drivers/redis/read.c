@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "drivers/redis/redis.h"
 
 enum { COUNT_MOST = 100, BLOCK_MS = 2000, HAND_OVER = 128, AGAIN_MS = 500, READS_MOST = 2 };
@@ -66,15 +67,29 @@ void mwr_hand_over(mw_sub *s) {
 
 /* ---- the group ---- */
 
+static void say_made(const mw_sub *s, const mwr_unit *u) {
+    size_t len;
+    const char *from = mwr_text(u, mwr_child(u->node, 1), &len);
+    bool is_made = mwr_number(u, mwr_child(u->node, 0)), again = mwr_number(u, mwr_child(u->node, 2));
+    if (!is_made || !again) return;
+    mw_log_begin(MW_WARN, "the group was gone, and is made again");
+    mw_log_text("channel", s->channel->name);
+    mw_log_text("group", s->group);
+    mw_log_str("behind", from, len);
+    mw_log_end();
+}
+
 static void made(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
     (void)owner, (void)more;
     mw_sub *s = cookie;
     s->grouping = false;
     if (s->conn->closing || s->state == MWR_LEAVING) return;
     if (e) {
-        if (u) mwr_complain(s, "cannot make the group", e);
+        if (u) mwr_complain(s, MWR_NO_GROUP, e);
         return; /* the next tick tries again */
     }
+    mwr_works(s, MWR_NO_GROUP);
+    say_made(s, u);
     mwr_tick_soon(s);
 }
 
@@ -83,14 +98,21 @@ void mwr_group_make(mw_sub *s) {
     s->grouping = true;
     char last[MWR_ID_TEXT] = "";
     if (s->any) mwr_id_print(s->last, last);
-    mw_buf *b = mwr_command(s->conn->client, 7, made, s, 0);
+    mw_buf *b = mwr_command(s->conn->client, 14, made, s, 0);
     mwr_write_text(b, "EVALSHA");
     mwr_write(b, mwr_script_sha(MWR_GROUP), 40);
-    mwr_write_text(b, "1");
+    mwr_write_text(b, "2");
     mwr_write_text(b, s->channel->name);
+    mwr_write_text(b, s->key_record);
     mwr_write_text(b, s->group);
     mwr_write_text(b, s->from_start ? "1" : "0");
     mwr_write_text(b, last);
+    mwr_write_text(b, s->whole ? "1" : "0");
+    mwr_write_text(b, s->consumer);
+    mwr_write_text(b, s->token);
+    mwr_write_number(b, s->lease_ms);
+    mwr_write_number(b, s->reader_known);
+    mwr_write_text(b, !s->whole ? "" : s->ordered ? "lead" : "member");
     mwr_flush(s->conn->client);
 }
 
@@ -105,8 +127,13 @@ static void entry(mw_sub *s, const mwr_unit *u) {
     mwr_id id;
     if (!fields || !mwr_id_read(text, len, &id)) return;
     uint64_t tag;
-    mwr_flight_new(s, id, &tag);
     s->came++;
+    if (s->any && !mwr_id_less(s->last, id)) s->replayed = true;
+    if (s->replayed) { /* it may be in flight, or wait for a retry: recovery knows */
+        if (mwr_id_less(s->last, id)) s->last = id;
+        return;
+    }
+    mwr_flight_new(s, id, &tag);
     s->last = id;
     s->any = true;
     mw_incoming in = {.msg = mwr_entry_message(s->channel, u, fields, id), .tag = tag, .attempt = 1};
@@ -119,7 +146,7 @@ static void refused(mw_sub *s, const mw_error *e) {
         mwr_tick_soon(s);
         return;
     }
-    mwr_complain(s, "cannot read", e);
+    mwr_complain(s, MWR_NO_READ, e);
     mw_timer_start_real(s->conn->loop, &s->reread, AGAIN_MS, read_again);
 }
 
@@ -135,7 +162,13 @@ static void read_reply(void *owner, void *cookie, const mwr_unit *u, bool more, 
     if (more) return;
     s->busy = s->came >= asked;
     s->came = 0;
+    if (!e) mwr_works(s, MWR_NO_READ);
     mwr_hand_over(s);
+    if (s->replayed && s->state == MWR_READING) {
+        mwr_recover_stop(s);
+        s->state = MWR_RECOVERING;
+    }
+    s->replayed = s->replayed && s->reading;
     if (e)
         refused(s, e);
     else if (s->state == MWR_RECOVERING)
@@ -203,6 +236,7 @@ static void lost(void *owner, const mw_error *why) {
     s->batch.len = 0;
     s->reading = 0;
     s->asked = s->came = 0;
+    s->whole = s->replayed = false;
     mwr_recover_stop(s);
     if (s->state != MWR_LEAVING) s->state = MWR_JOINING;
 }

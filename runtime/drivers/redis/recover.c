@@ -72,11 +72,12 @@ static bool stale(const asked *a) {
 
 static bool refused(mw_sub *s, const mwr_unit *u, const mw_error *e) {
     if (e) { /* the next tick begins again */
-        if (u) mwr_complain(s, "cannot take what is pending", e);
+        if (u) mwr_complain(s, MWR_NO_TAKE, e);
         s->recovering = false;
         s->state = MWR_JOINING;
         return true;
     }
+    mwr_works(s, MWR_NO_TAKE);
     if (u->node->type != MWR_INTEGER || u->node->integer != -1) return false;
     mwr_fenced(s);
     return true;
@@ -185,6 +186,7 @@ static void go_on(mw_sub *s) {
     } else if (s->state == MWR_RECOVERING) {
         s->begun.len = 0;
         s->state = MWR_READING;
+        s->whole = true;
         mwr_read(s);
     }
 }

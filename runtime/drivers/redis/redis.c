@@ -65,13 +65,23 @@ static int redis_declare(mw_conn *c, const char *name, const mw_channel_options 
 
 /* ---- connections ---- */
 
+/* true: this reason was told since the connection was lost. With several hosts they take turns. */
+static bool was_told(mw_conn *c, const mw_error *why) {
+    enum { MOST = sizeof c->told / sizeof *c->told };
+    uint64_t hash = mw_hash64(why->text, strlen(why->text));
+    for (unsigned i = 0; i < c->told_count && i < MOST; i++)
+        if (c->told[i] == hash) return true;
+    c->told[c->told_count++ % MOST] = hash;
+    return false;
+}
+
 /* Said when it changes; while it stays away, again when the reason is another. */
 static void tell(mw_conn *c, bool up, const mw_error *why) {
-    const char *text = why ? why->text : "";
-    if (c->said && c->up == up && (up || strcmp(text, c->trouble) == 0)) return;
+    if (up && c->said && c->up) return;
+    if (up || c->up) c->told_count = 0;
+    if (!up && was_told(c, why)) return;
     c->said = true;
     c->up = up;
-    snprintf(c->trouble, sizeof c->trouble, "%s", text);
     c->host->state(c->link, up, why);
 }
 
@@ -93,6 +103,14 @@ static void lost(void *owner, const mw_error *why) {
     }
 }
 
+/* Without subscriptions it goes wherever it is sent. */
+static bool follow(void *owner, unsigned slot) {
+    const mw_conn *c = owner;
+    for (const mw_sub *s = c->subs; s; s = s->next)
+        if (mwr_slot(s->channel->name, strlen(s->channel->name)) == slot) return true;
+    return !c->subs;
+}
+
 static mw_conn *redis_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host,
                            mw_error *e) {
     static const mwr_client_events EVENTS = {ready, lost};
@@ -101,8 +119,11 @@ static mw_conn *redis_open(mw_loop *loop, const mw_url *url, mw_link *link, cons
     snprintf(c->token, sizeof c->token, "%016llx", (unsigned long long)mw_random64());
     if (mwr_target_from_url(&c->target, url, e)) goto fail;
     if (*c->target.sentinel && !(c->sentinel = mwr_sentinel_new(loop, &c->target, e))) goto fail;
-    mwr_client_options o = {
-        .target = &c->target, .sentinel = c->sentinel, .name = "moonwire-commands", .scripts = true};
+    mwr_client_options o = {.target = &c->target,
+                            .sentinel = c->sentinel,
+                            .name = "moonwire-commands",
+                            .scripts = true,
+                            .follow = follow};
     c->client = mwr_client_open(loop, &o, &EVENTS, c, e);
     if (c->client) return c;
 fail:
@@ -112,10 +133,13 @@ fail:
     return NULL;
 }
 
+/* What the client was not answered it fails now, and those answers look at their subscription: it goes first.
+ */
 static void redis_close(mw_conn *c) {
     c->closing = true;
-    while (c->subs) mwr_sub_free(c->subs);
     mwr_client_close(c->client);
+    c->client = NULL;
+    while (c->subs) mwr_sub_free(c->subs);
     mwr_sentinel_free(c->sentinel);
     mw_deferred_cancel(c->loop, &c->answering);
     mw_buf_free(&c->later);
@@ -130,10 +154,10 @@ static void redis_close(mw_conn *c) {
 
 static size_t redis_peers(mw_conn *c, mw_peer *out, size_t max) {
     size_t n = 0;
-    mw_stream *s = mwr_client_stream(c->client);
-    if (s && n < max) mw_stream_look(s, "commands", &out[n++]);
-    for (mw_sub *sub = c->subs; sub && n < max; sub = sub->next)
-        if (sub->reader && (s = mwr_client_stream(sub->reader))) mw_stream_look(s, "reader", &out[n++]);
+    if (n < max && mwr_sentinel_look(c->sentinel, &out[n])) n++;
+    if (n < max && mwr_client_look(c->client, "commands", &out[n])) n++;
+    for (mw_sub *s = c->subs; s && n < max; s = s->next)
+        if (mwr_client_look(s->reader, "reader", &out[n])) n++;
     return n;
 }
 

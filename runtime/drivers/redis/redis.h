@@ -46,9 +46,10 @@ struct mw_conn {
     mwr_client *client;
     mwr_channel *channels;
     mw_sub *subs;
-    char token[24]; /* of its dedupe claims */
-    bool up, said;  /* what the host was told */
-    char trouble[MW_ERROR_TEXT];
+    char token[24];   /* of its dedupe claims */
+    bool up, said;    /* what the host was told */
+    uint64_t told[8]; /* the reasons, while it is not up; hashes */
+    unsigned told_count;
     mw_buf later; /* of mwr_answer: answers that were known at once */
     mw_deferred answering;
     bool closing;
@@ -72,6 +73,8 @@ typedef struct mwr_flight { /* delivered and not settled; the tag is its place a
     bool begun;        /* a handler has it */
     bool seen, marked; /* since the last tick; the server knows */
     bool settling;
+    bool published; /* apart from its ack, and confirmed */
+    bool again;     /* its settlement was sent, and the answer was lost with the connection */
 } mwr_flight;
 
 /* The way of a subscription: its reader connects, the group is made, a tick makes it a member; when it may
@@ -97,7 +100,7 @@ struct mw_sub {
     unsigned reading;   /* reads under way; two while there is much to read: the server works while we do */
     size_t asked, came; /* entries they may bring; that the one now being answered has brought */
     bool busy;          /* the last read brought all it might */
-    bool refused;       /* something was refused: said in the log */
+    unsigned refused;   /* of mwr_trouble: said in the log */
     mw_timer tick, due, reread;
     mw_buf dead; /* tokens of processes that are gone, NUL-terminated each */
 
@@ -105,7 +108,12 @@ struct mw_sub {
     uint32_t flight_count, flight_capacity, free_flight, round;
     mwr_id last; /* the newest that was delivered */
     bool any;
-    mw_buf todo; /* of mwr_id: to take, oldest first */
+    bool whole; /* all that is pending under our name is known here: in flight, or waiting for a retry */
+    bool
+        replayed; /* entries came again: the group was set back; they are taken as if they were left behind */
+    int64_t made; /* how often the group was, as last told */
+    uint64_t gap_said; /* real ms: when entries that are not pending any more were last logged */
+    mw_buf todo;       /* of mwr_id: to take, oldest first */
     size_t todo_at;
     char list_after[MWR_ID_TEXT + 2]; /* "": the list is complete */
     bool recovering;                  /* something of it is under way */
@@ -132,6 +140,9 @@ void mwr_answer_later(mw_conn *c, mw_source *s, void *cookie, const mw_error *e)
 
 /* keys.c */
 char *mwr_key_beside(const char *stream, const char *what, const char *group); /* group: "" for none */
+unsigned mwr_slot(const char *key, size_t len);                                /* of a cluster */
+void mwr_dedupe_key(const mw_conn *c, const char *key, size_t len, mw_buf *out);
+void mwr_write_dedupe_key(const mw_conn *c, mw_buf *b, const char *key, size_t len);
 
 /* entry.c: a message as fields. What a server does not take at all ends the connection: it is refused before.
  */
@@ -152,7 +163,11 @@ void mwr_tick_soon(mw_sub *s);
 void mwr_sub_connected(mw_sub *s); /* the commands' client came up */
 void mwr_sub_lost(mw_sub *s);
 void mwr_fenced(mw_sub *s); /* the server refused our token */
-void mwr_complain(mw_sub *s, const char *what, const mw_error *e);
+/* What was refused is logged once, until that very thing works again. */
+typedef enum { MWR_NO_PLACE = 1, MWR_NO_GROUP = 2, MWR_NO_READ = 4, MWR_NO_TAKE = 8 } mwr_trouble;
+void mwr_complain(mw_sub *s, mwr_trouble what, const mw_error *e);
+void mwr_works(mw_sub *s, mwr_trouble what);
+void mwr_gap(mw_sub *s); /* what we have is not pending, and was not settled by us */
 bool mwr_depth(mw_sub *s, mw_depth *out);
 mw_buf *mwr_group_script(mw_sub *s, mwr_script script, size_t more, mwr_on_reply *reply, void *cookie,
                          int depth);
@@ -176,13 +191,19 @@ void mwr_flight_end(mw_sub *s, mwr_flight *f);
 /* settle.c */
 void mwr_begin(mw_sub *s, uint64_t tag, uint32_t unit);
 void mwr_settle(mw_sub *s, const mw_settlement *list, size_t count);
+void mwr_settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f); /* an ack, in one script */
+void mwr_claim_soon(mw_sub *s); /* all that is in flight, for it may not be pending any more */
 void mwr_mark_begun(
     mw_sub *s); /* handlers that run for long: a death on another machine counts for them too */
+
+/* apart.c: acks in a cluster whose publications lie in other slots */
+bool mwr_settles_apart(const mw_sub *s, const mw_settlement *x);
+void mwr_settle_apart(mw_sub *s, const mw_settlement *x, mwr_flight *f);
 
 /* publish.c */
 void mwr_publish(mw_conn *c, const mw_publication *list, size_t count);
 void mwr_dedupe(mw_conn *c, const mw_dedupe *list, size_t count);
-void mwr_write_dedupe_key(mw_buf *b, const char *key, size_t len);
+void mwr_publish_one(mw_conn *c, const mw_publication *p, mwr_on_reply *reply, void *cookie);
 
 /* admin.c */
 void mwr_browse(mw_conn *c, const mw_browse *b);

@@ -54,7 +54,7 @@ static void stands(mw_sub *s, const settled_one *x) {
     f->tries = x->attempt;
     f->attempt = x->attempt + 1;
     f->noted = true;
-    f->begun = f->seen = f->marked = f->settling = false;
+    f->begun = f->seen = f->marked = f->settling = f->again = f->published = false;
 }
 
 static void settled(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
@@ -64,28 +64,36 @@ static void settled(void *owner, void *cookie, const mwr_unit *u, bool more, con
     mw_conn *c = s->conn;
     mw_error fenced;
     bool ours = true;
+    if (c->closing) { /* it stays pending, and comes again */
+        free(x);
+        return;
+    }
     if (!e && u->node->type == MWR_INTEGER && u->node->integer == -1) {
         mw_fail(&fenced, MW_EFENCED, false, "another consumer has the group by now");
         e = &fenced;
         ours = false;
     }
+    if (!e && u->node->type == MWR_INTEGER && u->node->integer == 2) mwr_gap(s);
     for (size_t i = 0; i < x->count; i++) {
         mwr_flight *f = mwr_flight_of(s, x->list[i].tag);
-        if (e && f) f->settling = false;
+        if (e && f) {
+            f->settling = false;
+            f->again = f->again || (!u && !mwr_client_unsent(c->client));
+        }
         if (!e) stands(s, &x->list[i]);
         c->host->settled(s->source, x->list[i].cookie, e);
     }
     free(x);
-    if (!ours && !c->closing) mwr_fenced(s);
+    if (!ours) mwr_fenced(s);
 }
 
 /* ---- one with publications ---- */
 
-static void settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f) {
+void mwr_settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f) {
     mw_conn *c = s->conn;
     settling *batch = begin_batch(s, 1);
     add(batch, x);
-    size_t arguments = 3 + 4 + x->publish_count + 7;
+    size_t arguments = 3 + 4 + x->publish_count + 8;
     for (size_t i = 0; i < x->publish_count; i++) arguments += mwr_publication_count(&x->publish[i]);
     mw_buf *b = mwr_command(c->client, arguments, settled, batch, 0);
     mwr_write_text(b, "EVALSHA");
@@ -95,7 +103,7 @@ static void settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f) {
     mwr_write_text(b, s->key_record);
     mwr_write_text(b, s->key_tries);
     if (x->done_key)
-        mwr_write_dedupe_key(b, x->done_key, x->done_len);
+        mwr_write_dedupe_key(c, b, x->done_key, x->done_len);
     else
         mwr_write_text(b, s->key_tries);
     for (size_t i = 0; i < x->publish_count; i++) {
@@ -110,6 +118,7 @@ static void settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f) {
     mwr_write_text(b, s->channel->delete_acked ? "1" : "0");
     mwr_write_id(b, f->id);
     mwr_write_number(b, x->done_key ? (x->done_ttl_ms > 0 ? x->done_ttl_ms : 1) : 0);
+    mwr_write_text(b, f->again ? "1" : "0");
     for (size_t i = 0; i < x->publish_count; i++) mwr_publication_write(c, b, &x->publish[i]);
 }
 
@@ -148,7 +157,7 @@ static void ack_many(mw_sub *s, const mw_settlement *list, const uint32_t *which
 
 static void note_many(mw_sub *s, const mw_settlement *list, const uint32_t *which, size_t count) {
     settling *batch = begin_batch(s, count);
-    mw_buf *b = mwr_group_script(s, MWR_NOTE, 5 * count, settled, batch, 0);
+    mw_buf *b = mwr_group_script(s, MWR_NOTE, 6 * count, settled, batch, 0);
     for (size_t i = 0; i < count; i++) {
         const mw_settlement *x = &list[which[i]];
         const mwr_flight *f = mwr_flight_of(s, x->tag);
@@ -159,6 +168,7 @@ static void note_many(mw_sub *s, const mw_settlement *list, const uint32_t *whic
         mwr_write_number(b, !retry ? -1 : x->delay_ms > 0 ? x->delay_ms : 0);
         mwr_write_text(b, retry && !x->hold ? "wait" : "keep");
         mwr_write(b, x->error ? x->error->data : "", retry && x->error ? x->error->len : 0);
+        mwr_write_text(b, f->again ? "1" : "0");
     }
 }
 
@@ -186,8 +196,10 @@ void mwr_settle(mw_sub *s, const mw_settlement *list, size_t count) {
         f->settling = true;
         if (is_plain(&list[i], f))
             acks[ack_count++] = (uint32_t)i;
+        else if (list[i].op == MW_SETTLE_ACK && mwr_settles_apart(s, &list[i]))
+            mwr_settle_apart(s, &list[i], f);
         else if (list[i].op == MW_SETTLE_ACK)
-            settle_one(s, &list[i], f);
+            mwr_settle_one(s, &list[i], f);
         else
             notes[note_count++] = (uint32_t)i;
         if (ack_count == ACKS_MOST) flush_some(s, list, acks, &ack_count, ack_many);
@@ -216,12 +228,14 @@ static bool needs_mark(mwr_flight *f) {
 }
 
 static void noted(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
-    (void)owner, (void)more, (void)u, (void)e;
-    (void)cookie; /* a mark that was lost is no worse than a machine that was */
+    (void)owner, (void)more;
+    mw_sub *s = cookie;
+    if (e || s->conn->closing) return; /* a mark that was lost is no worse than a machine that was */
+    if (u->node->type == MWR_INTEGER && u->node->integer == 2) mwr_gap(s);
 }
 
 static void mark_some(mw_sub *s, const uint32_t *which, size_t count) {
-    mw_buf *b = mwr_group_script(s, MWR_NOTE, 5 * count, noted, NULL, 0);
+    mw_buf *b = mwr_group_script(s, MWR_NOTE, 6 * count, noted, s, 0);
     for (size_t i = 0; i < count; i++) {
         mwr_flight *f = &s->flights[which[i]];
         f->marked = f->noted = true;
@@ -230,13 +244,19 @@ static void mark_some(mw_sub *s, const uint32_t *which, size_t count) {
         mwr_write_number(b, -1);
         mwr_write_text(b, "keep");
         mwr_write_text(b, "");
+        mwr_write_text(b, "0");
     }
 }
 
-/* So that programs of other makes, which go by how long an entry was idle, leave ours alone. */
+/* So that programs of other makes, which go by how long an entry was idle, leave ours alone; and so that they
+ * are pending again when somebody destroyed the group or deleted our consumer. */
 static void beat_some(mw_sub *s, const uint32_t *which, size_t count) {
-    mw_buf *b = mwr_group_script(s, MWR_BEAT, count, noted, NULL, 0);
+    mw_buf *b = mwr_group_script(s, MWR_BEAT, count, noted, s, 0);
     for (size_t i = 0; i < count; i++) mwr_write_id(b, s->flights[which[i]].id);
+}
+
+void mwr_claim_soon(mw_sub *s) {
+    for (uint32_t i = 0; i < s->flight_capacity; i++) s->flights[i].since = 0;
 }
 
 void mwr_mark_begun(mw_sub *s) {
