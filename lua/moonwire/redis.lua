@@ -2,46 +2,12 @@
 --- (runtime/drivers/redis/calls.c) and is shared by all handlers of a generation; this file checks what goes out,
 --- waits, and makes Lua values of what came back.
 local C = require "moonwire.internal.cdef"
+local rules = require "moonwire.internal.redis_commands"
 local fault = require "moonwire.internal.fault"
 local ffi = require "ffi"
 local wait = require "moonwire.internal.wait"
 
--- On a connection that others use too, these would block them, change it for them, or never be answered.
-local REFUSED = {}
-for name in ([[SUBSCRIBE PSUBSCRIBE SSUBSCRIBE UNSUBSCRIBE PUNSUBSCRIBE SUNSUBSCRIBE MONITOR SELECT AUTH HELLO RESET
-  QUIT BLPOP BRPOP BLMOVE BLMPOP BRPOPLPUSH BZPOPMIN BZPOPMAX BZMPOP WAIT WAITAOF SYNC PSYNC]]):gmatch "%u+" do
-  REFUSED[name] = true
-end
--- In one pipeline they are safe: nothing comes between its commands.
-local TOGETHER = { MULTI = true, EXEC = true, DISCARD = true, WATCH = true, UNWATCH = true }
-
 -- ---- what goes out ----
-
-local function text_of(value)
-  local kind = type(value)
-  if kind == "string" then return value end
-  if kind == "number" then
-    if value % 1 == 0 and math.abs(value) < 2 ^ 53 then return ("%d"):format(value) end
-    return ("%.17g"):format(value)
-  end
-end
-
-local function problem_of(command, pipelined)
-  local name = command[1]
-  if type(name) ~= "string" or name == "" then return "the name of the command is missing" end
-  local upper = name:upper()
-  if REFUSED[upper] then return upper .. " cannot be used on a connection that other handlers share" end
-  if TOGETHER[upper] and not pipelined then return upper .. " belongs into a pipeline, with what it is about" end
-  for i = 1, command.n do
-    if not text_of(command[i]) then
-      return ("%s: argument %d must be a string or a number, not %s"):format(upper, i - 1,
-        command[i] == nil and "nil" or "a " .. type(command[i]))
-    end
-    if upper:find "^XREAD" and i > 1 and type(command[i]) == "string" and command[i]:upper() == "BLOCK" then
-      return upper .. ": BLOCK cannot be used on a connection that other handlers share"
-    end
-  end
-end
 
 local held = {} -- luacheck: ignore 241
 
@@ -53,7 +19,7 @@ local function start(self, commands, waiter)
   for i, command in ipairs(commands) do
     counts[i - 1] = command.n
     for k = 1, command.n do
-      local text = text_of(command[k])
+      local text = rules.text_of(command[k])
       texts[at + 1] = text
       args[at], lens[at] = text, #text
       at = at + 1
@@ -87,10 +53,8 @@ local function is_error(value) return type(value) == "table" and getmetatable(va
 
 -- Called by a public function, so that level 3 is the user's line.
 local function perform(self, commands, pipelined)
-  for _, command in ipairs(commands) do
-    local problem = problem_of(command, pipelined)
-    if problem then error("mw.redis: " .. problem, 3) end
-  end
+  local refused = rules.problem(commands, pipelined)
+  if refused then error("mw.redis: " .. refused, 3) end
   if #commands == 0 then return {} end
   local waiter = wait.begin()
   local call = ffi.gc(start(self, commands, waiter), C.mw_redis_call_free)
@@ -105,7 +69,7 @@ local function perform(self, commands, pipelined)
   end
   local failed = C.mw_redis_call_error(call)
   if failed ~= nil then
-    local why = "mw." .. ffi.string(failed)
+    local why = "mw.redis: " .. ffi.string(failed):gsub("^redis: ", "")
     release()
     error(fault.new { class = "transient", text = why })
   end
@@ -138,8 +102,8 @@ end }
 ---@class moonwire.redis.Connection
 local Connection = {}
 
---- Sends a command and waits for its answer: a string, a number, nil, or a list (with its length in `n`). An answer
---- that is an error is raised.
+--- Sends a command and waits for its answer: a string, a number, nil, or a list (with its length in `n`). A whole number
+--- beyond 2^53 comes as a string, because Lua's numbers would round it. An answer that is an error is raised.
 ---@param name string
 ---@param ... string|number
 ---@return any

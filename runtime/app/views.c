@@ -4,6 +4,8 @@
 
 #include "app/inside.h"
 #include "app/report.h"
+#include "base/url.h"
+#include "drivers/redis/calls.h"
 #include "lua/vm.h"
 #include "pipeline/insight.h"
 
@@ -20,6 +22,16 @@ static int l_status(lua_State *L) {
     return 1;
 }
 
+/* Those of handlers (mw.redis); vm may be NULL. */
+static void report_redis(lua_State *L, const mw_vm *vm, int64_t now_ms) {
+    for (const mw_redis *r = vm ? vm->redis : NULL; r; r = mw_redis_next(r, NULL)) {
+        mw_peer peer;
+        char *shown = mw_url_shown(mw_redis_url(r));
+        mw_report_peers(L, shown, &peer, mw_redis_peers(r, &peer), now_ms);
+        free(shown);
+    }
+}
+
 /* connections() -> one table for each connection to a server */
 static int l_connections(lua_State *L) {
     app *a = mw_app_check(L);
@@ -28,6 +40,8 @@ static int l_connections(lua_State *L) {
     lua_newtable(L);
     for (size_t i = 0; i < count; i++) mw_report_connections(L, list[i], mw_loop_wall_ms(a->loop));
     free(list);
+    report_redis(L, mw_site_current(a->site), mw_loop_wall_ms(a->loop));
+    report_redis(L, mw_site_trial(a->site), mw_loop_wall_ms(a->loop));
     return 1;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/nearest.h"
 
 static int hex(char c) {
@@ -13,8 +14,8 @@ static int hex(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* In place; a decoded NUL would cut the string short, so it is refused. */
-static int unescape(char *s, mw_error *e) {
+/* In place; a decoded NUL would cut the string short, so it is refused. `secret`: nothing of it is told. */
+static int unescape(char *s, bool secret, mw_error *e) {
     char *out = s;
     for (char *p = s; *p; p++) {
         if (*p != '%') {
@@ -22,6 +23,9 @@ static int unescape(char *s, mw_error *e) {
             continue;
         }
         int high = hex(p[1]), low = high < 0 ? -1 : hex(p[2]);
+        if ((low < 0 || high * 16 + low == 0) && secret)
+            return mw_fail(e, MW_EUSAGE, false,
+                           "bad percent escape in a user, password or secret: a %% is written %%25");
         if (low < 0 || high * 16 + low == 0)
             return mw_fail(e, MW_EUSAGE, false, "bad percent escape at \"%.3s\"", p);
         *out++ = (char)(high * 16 + low);
@@ -31,6 +35,59 @@ static int unescape(char *s, mw_error *e) {
     return 0;
 }
 
+/* ---- what must not be seen ---- */
+
+static const char *const SECRET_WORDS[] = {"password",   "passphrase",   "passwd", "secret",
+                                           "credential", "token",        "apikey", "api_key",
+                                           "key.pem",    "private",      "jaas",   "oauthbearer.config",
+                                           "kinit.cmd",  "keystore.pem", NULL};
+
+/* An option that sounds like one. Files are none: their names say nothing. */
+static bool is_secret(const char *name) {
+    for (int i = 0; SECRET_WORDS[i]; i++)
+        if (strcasestr(name, SECRET_WORDS[i])) return true;
+    return false;
+}
+
+static bool names_secret(const char *name, size_t len) { /* as it stands in a URL, perhaps escaped */
+    mw_error ignored;
+    char *copy = strndup(name, len);
+    if (!copy) abort();
+    bool secret = unescape(copy, true, &ignored) || is_secret(copy);
+    free(copy);
+    return secret;
+}
+
+static void show_options(mw_buf *out, const char *query) {
+    for (const char *next; *query; query = next) {
+        size_t len = strcspn(query, "&"), name = strcspn(query, "=&");
+        next = query + len;
+        bool hide = name < len ? names_secret(query, name) : memchr(query, '@', len) != NULL;
+        mw_buf_add(out, query, !hide ? len : name < len ? name + 1 : 0);
+        if (*next) mw_buf_add(out, next++, 1);
+    }
+}
+
+char *mw_url_shown(const char *url) {
+    mw_buf out = {0};
+    const char *rest = url, *query = url + strcspn(url, "?"), *user = url + strcspn(url, ":?");
+    if (strncmp(user, "://", 3) == 0) {
+        user += 3;
+        const char *at = memrchr(user, '@', strcspn(user, "/?"));
+        const char *colon = at ? memchr(user, ':', (size_t)(at - user)) : NULL;
+        bool named = colon && colon > user;
+        mw_buf_add(&out, url, (size_t)((named ? colon : user) - url));
+        rest = !at ? user : named ? at : at + 1;
+    }
+    mw_buf_add(&out, rest, (size_t)(query - rest));
+    if (*query) mw_buf_add(&out, query, 1);
+    if (*query) show_options(&out, query + 1);
+    mw_buf_add(&out, "", 1);
+    return out.data;
+}
+
+/* ---- taking apart ---- */
+
 static int parse_options(mw_url *u, char *query, mw_error *e) {
     for (char *next; query && *query; query = next) {
         next = strchr(query, '&');
@@ -39,14 +96,23 @@ static int parse_options(mw_url *u, char *query, mw_error *e) {
         if (u->option_count == MW_URL_OPTIONS)
             return mw_fail(e, MW_EUSAGE, false, "more than %d options", MW_URL_OPTIONS);
         char *equals = strchr(query, '=');
+        if ((!equals || equals == query) && strchr(query, '@')) /* the end of redis://:pass?word@host */
+            return mw_fail(e, MW_EUSAGE, false,
+                           "what follows the ? is not name=value; in a password a ? is written %%3F");
         if (!equals || equals == query)
             return mw_fail(e, MW_EUSAGE, false, "option \"%s\" is not name=value", query);
         *equals = 0;
         u->options[u->option_count].name = query;
         u->options[u->option_count++].value = equals + 1;
-        if (unescape(query, e) || unescape(equals + 1, e)) return -1;
+        if (unescape(query, false, e) || unescape(equals + 1, is_secret(query), e)) return -1;
     }
     return 0;
+}
+
+/* amqp://user:pass/word@host: what looks like hosts is not. Its port would be told as being none. */
+static bool cut_password(const char *hosts) {
+    const char *port = strrchr(hosts, ':');
+    return port && port[1 + strspn(port + 1, "0123456789")];
 }
 
 int mw_url_parse(mw_url *u, const char *text, mw_error *e) {
@@ -57,9 +123,10 @@ int mw_url_parse(mw_url *u, const char *text, mw_error *e) {
     u->user = u->password = u->hosts = u->path = end;
     size_t scheme = strspn(u->space, "abcdefghijklmnopqrstuvwxyz0123456789+-.");
     if (!rest || rest != u->space + scheme || !scheme) {
+        const char *shown = strcspn(text, ":") < strcspn(text, "@") ? text : strchr(text, '@') ? "..." : text;
         mw_fail(e, MW_EUSAGE, false,
                 "\"%.*s\" is not a broker URL: it must begin with a scheme, such as embedded:data",
-                (int)strcspn(text, ":"), text); /* what follows may hold a password */
+                (int)strcspn(shown, ":"), shown); /* what follows, or stands before an @, may be a password */
         goto fail;
     }
     u->scheme = u->space;
@@ -83,11 +150,15 @@ int mw_url_parse(mw_url *u, const char *text, mw_error *e) {
                 *colon = 0;
                 u->password = colon + 1;
             }
+        } else if (strchr(u->path, '@') && cut_password(u->hosts)) {
+            mw_fail(e, MW_EUSAGE, false, "no host before the path; in a password a / is written %%2F");
+            goto fail;
         }
     } else {
         u->path = rest;
     }
-    if (unescape(u->user, e) || unescape(u->password, e) || unescape(u->path, e)) goto fail;
+    if (unescape(u->user, true, e) || unescape(u->password, true, e) || unescape(u->path, false, e))
+        goto fail;
     if (parse_options(u, query, e)) goto fail;
     return 0;
 fail:

@@ -20,6 +20,10 @@ typedef struct mw_url {
 
 int mw_url_parse(mw_url *u, const char *text, mw_error *e);
 void mw_url_free(mw_url *u); /* a zeroed one is fine */
+/* The form for logs, headers and people, whatever was given: without a password, without a user that has none
+ * (it may be one: redis://secret@host), and without the values of options that sound secret. The caller frees
+ * it. */
+char *mw_url_shown(const char *url);
 
 const char *mw_url_option(const mw_url *u, const char *name); /* NULL when absent */
 /* A size such as 512MB or 16GB (1024-based), within [min, max]. Absent leaves *out. */

@@ -22,36 +22,6 @@ struct mw_link {
     mw_error absent; /* why it could not be reached, while it never was */
 };
 
-/* Nor does an option that sounds like one: its value is left out. */
-static void without_secrets(char *query) {
-    for (char *next; query && *query; query = next) {
-        next = strchr(query, '&');
-        char *equals = strchr(query, '=');
-        if (!equals || (next && equals > next)) {
-            next = next ? next + 1 : NULL;
-            continue;
-        }
-        *equals = 0;
-        bool secret = strstr(query, "password") || strstr(query, "secret") || strstr(query, "key.pem");
-        *equals = '=';
-        if (secret) memmove(equals + 1, next ? next : equals + strlen(equals), next ? strlen(next) + 1 : 1);
-        next = strchr(query, '&');
-        if (next) next++;
-    }
-}
-
-/* A password never reaches a log: everything between the first ':' after "//" and the last '@' is left out.
- */
-static char *without_password(const char *url) {
-    char *copy = strdup(url);
-    if (!copy) abort();
-    char *start = strstr(copy, "//"), *at = start ? strrchr(start, '@') : NULL;
-    char *colon = at ? memchr(start + 2, ':', (size_t)(at - start - 2)) : NULL;
-    if (colon) memmove(colon, at, strlen(at) + 1);
-    without_secrets(strchr(copy, '?'));
-    return copy;
-}
-
 static int unknown_scheme(const char *scheme, mw_error *e) {
     const char *names[32];
     size_t n = 0;
@@ -74,7 +44,7 @@ mw_link *mw_link_new(mw_loop *loop, const char *url, mw_error *e) {
     if (!l) abort();
     l->loop = loop;
     l->given = strdup(url);
-    l->shown = without_password(url);
+    l->shown = mw_url_shown(url);
     if (mw_url_parse(&l->url, url, e) == 0) {
         l->driver = mw_driver_find(l->url.scheme);
         if (!l->driver)

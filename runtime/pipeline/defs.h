@@ -170,7 +170,7 @@ void mw_lane_mark(mw_pipeline *p, uint64_t lane, mw_mark mark);
 void mw_delivery_make_ready(mw_delivery *d);
 void mw_delivery_unready(mw_delivery *d);
 void mw_delivery_end_run(mw_delivery *d); /* the handler is done with it */
-void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy);
+void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy, const mw_text *why);
 void mw_breaker_success(mw_pipeline *p);
 
 /* trial.c */

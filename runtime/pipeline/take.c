@@ -216,7 +216,7 @@ static void try_again(mw_timer *t) {
     mw_pipeline_wake(p);
 }
 
-void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy) {
+void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy, const mw_text *why) {
     if (p->breaker == MW_OPEN) return;
     p->outages++;
     int64_t pause = mw_backoff_delay(&policy->backoff, p->outages, mw_pipeline_random(p));
@@ -226,6 +226,7 @@ void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy) {
     mw_log_text("pipeline", p->spec.name);
     mw_log_text("class", policy->name);
     mw_log_num("seconds", (double)pause / 1000);
+    mw_log_str("error", why->data, why->len);
     mw_log_end();
 }
 

@@ -3,6 +3,7 @@ local process = require "spec.support.process"
 local project = require "spec.support.project"
 local servers = require "spec.support.servers.redis"
 local testing = require "moonwire.testing"
+local wait = require "spec.support.wait"
 
 local MAIN = [[
 local mw = require "moonwire"
@@ -115,20 +116,110 @@ describe("mw.redis", function()
 
     it("refuses what would hold up others, and what is no command", function()
       local problems = {
-        ['r:blpop("k", 0)'] = "BLPOP cannot be used",
-        ['r:subscribe("c")'] = "SUBSCRIBE cannot be used",
-        ['r:xread("BLOCK", 0, "STREAMS", "s", "$")'] = "BLOCK cannot be used",
+        ['r:xread("BLOCK", 0, "STREAMS", "s", "$")'] = "XREAD with BLOCK cannot be used",
+        ['r:xreadgroup("GROUP", "g", "c", "block", 0, "STREAMS", "s", ">")'] = "XREADGROUP with BLOCK cannot be used",
         ["r:multi()"] = "MULTI belongs into a pipeline",
+        ["r:pipeline(function(p) p:multi() p:incr 'x' end)"] = "MULTI without EXEC",
+        ["r:pipeline(function(p) p:call('Multi') p:multi() p:exec() end)"] = "MULTI inside of MULTI",
+        ["r:pipeline(function(p) p:incr 'x' p:exec() end)"] = "EXEC without MULTI",
+        ["r:pipeline(function(p) p:multi() p:discard() end)"] = "DISCARD: leave out the pipeline",
+        ["r:pipeline(function(p) p:multi() p:exec('now') end)"] = "EXEC takes no arguments",
+        ["r:pipeline(function(p) p:watch 'x' p:multi() p:exec() end)"] = "goes into a script",
+        ["r:client('SETNAME', 'x')"] = "CLIENT SETNAME cannot be used",
+        ["r:client()"] = "CLIENT cannot be used",
+        ["r:call('CLIENT REPLY', 'OFF')"] = "is no name of a command",
+        ["r:call('client|reply', 'OFF')"] = "is no name of a command",
+        ["r:call('GET\\r\\nMONITOR')"] = "is no name of a command",
+        ["r:call({ 'GET', 'x' })"] = "the name of the command is missing",
         ["r:get(nil)"] = "argument 1 must be a string or a number, not nil",
+        ["r:client(nil)"] = "argument 1 must be a string or a number, not nil",
+        ["r:client({ 'REPLY' })"] = "argument 1 must be a string or a number, not a table",
         ["r:set('k', {})"] = "argument 2 must be a string or a number, not a table",
         ["r:call()"] = "the name of the command is missing",
       }
-      for handler, expected in pairs(problems) do
-        start(handler)
-        assert.matches(expected, one_letter(app).headers["mw-dead-last-error"], 1, true)
-        app:stop()
+      for name in ([[SUBSCRIBE PSUBSCRIBE SSUBSCRIBE UNSUBSCRIBE PUNSUBSCRIBE SUNSUBSCRIBE MONITOR SYNC PSYNC REPLCONF
+        SHUTDOWN QUIT SELECT AUTH HELLO RESET ASKING READONLY READWRITE BLPOP BRPOP BLMOVE BLMPOP BRPOPLPUSH BZPOPMIN
+        BZPOPMAX BZMPOP WAIT WAITAOF DEBUG WATCH UNWATCH]]):gmatch "%S+" do
+        problems[("r:call(%q, 'x', 0)"):format(name:lower())] = name .. " cannot be used on a connection"
       end
-      app = nil
+      for _, sub in ipairs { "reply", "TRACKING", "Caching", "NO-EVICT", "no-touch", "SETINFO" } do
+        problems[("r:client(%q, 'SKIP')"):format(sub)] = ("CLIENT %s cannot be used"):format(sub:upper())
+      end
+      local tests = { "local problems, bad = {}, {}" }
+      for handler, expected in pairs(problems) do
+        tests[#tests + 1] = ("problems[%q] = { function() %s end, %q }"):format(handler, handler, expected)
+      end
+      tests[#tests + 1] = [[
+        for text, test in pairs(problems) do
+          local ok, err = pcall(test[1])
+          if ok or not tostring(err):find(test[2], 1, true) then bad[#bad + 1] = text .. ": " .. tostring(err) end
+        end
+        assert(#bad == 0, table.concat(bad, "\n"))
+        assert(r:set("k", "v") == "OK" and r:get("k") == "v")
+        assert(type(r:client("ID")) == "number")
+        r:xadd("block", "*", "a", 1)
+        local streams = r:xread("COUNT", 1, "STREAMS", "block", 0)
+        assert(streams.n == 1)
+      ]]
+      handled(table.concat(tests, "\n"))
+    end)
+
+    it("gives whole numbers as they are: beyond 2^53 as strings", function()
+      handled [[
+        assert(r:incrby("n", "9223372036854775806") == "9223372036854775806")
+        assert(r:incr("n") == "9223372036854775807")
+        assert(r:decrby("m", "9223372036854775807") == "-9223372036854775807" and r:decr("m") == "-9223372036854775808")
+        assert(r:incrby("o", "9007199254740992") == 2 ^ 53 and r:incr("o") == "9007199254740993")
+        assert(r:eval("return { 1, 1152921504606846976 }", 0)[2] == "1152921504606846976")
+      ]]
+    end)
+
+    it("an EXEC that the server does not let through harms nobody else", function()
+      server:call("ACL", "SETUSER", "half", "on", ">pw", "~*", "+@all", "-exec")
+      start([[
+        if msg.id == "bad" then r:pipeline(function(p) p:multi() p:incr "x" p:exec() end) end
+        assert(r:set("k" .. msg.id, "v") == "OK", "not OK")
+        assert(r:get("k" .. msg.id) == "v", "not v")
+      ]], ("redis://half:pw@127.0.0.1:%d"):format(server.port))
+      for i = 1, 20 do app:publish("in", "x", { id = i == 10 and "bad" or "m" .. i }) end
+      app:settle()
+      local letters = app:messages "in.dead"
+      assert.equal(1, #letters)
+      assert.equal("bad", letters[1].id)
+      assert.matches("EXEC: EXECABORT .*NOPERM", letters[1].headers["mw-dead-last-error"])
+    end)
+
+    it("a script that the server does not know is the handler's own affair", function()
+      local function connections() return tonumber(server:call("INFO", "stats"):match "connections_received:(%d+)") end
+      local before = connections()
+      handled [[
+        local ok, err = pcall(r.evalsha, r, ("0"):rep(40), 0)
+        assert(not ok and tostring(err):find "NOSCRIPT")
+        assert(r:get("k") == nil)
+      ]]
+      assert.equal(1, connections() - before)
+    end)
+
+    it("its connection stands in status, with its last error", function()
+      local dir = process.tmpdir()
+      project.write(dir .. "/moonwire.lua", [[
+        local mw = require "moonwire"
+        local broker = mw.connect "embedded:data"
+        local r = mw.redis(mw.env "REDIS_URL")
+        mw.pipeline "p" { from = broker:channel "in", handler = function() r:incr "seen" end }]])
+      local env = { REDIS_URL = ("redis://:hunter2@127.0.0.1:%d?timeout=1"):format(server.port) }
+      local binary = os.getenv "MOONWIRE_BIN"
+      local child = process.spawn { { binary, "run" }, cwd = dir, env = env, stderr = dir .. "/log" }
+      finally(function() child:kill "KILL" child:wait(5) end)
+      process.run { { binary, "publish", "-b", "embedded:data", "in", "x" }, cwd = dir, timeout = 20 }
+      local shown = ("redis://127.0.0.1:%d?timeout=1"):format(server.port)
+      wait.until_(function()
+        local status = process.run { { binary, "status" }, cwd = dir, timeout = 20 }.stdout
+        local row = status:match("[^\n]*" .. shown:gsub("%p", "%%%0") .. "[^\n]*")
+        return row and row:find("handlers", 1, true) and row:find("AUTH", 1, true)
+      end, 20, "the connection in status, and why it is not let in")
+      local status = process.run { { binary, "status", "--json" }, cwd = dir, timeout = 20 }.stdout
+      assert.is_nil(status:find("hunter2", 1, true))
     end)
 
     it("a server that is away is a transient failure", function()

@@ -86,8 +86,20 @@ static void test_units(void) {
     expect("*2\r\n:1\r\n:2\r\n", 1, ":1 ; :2 . ");
 }
 
+static void test_numbers(void) {
+    expect(":9223372036854775807\r\n", 0, ":9223372036854775807 . ");
+    expect(":-9223372036854775808\r\n", 0, ":-9223372036854775808 . ");
+    expect(":1000000000000000000\r\n", 0, ":1000000000000000000 . ");
+    expect(":0000000000000000007\r\n", 0, ":7 . ");
+}
+
 static void test_nonsense(void) {
     static const char *const BAD[] = {"HTTP/1.1 400\r\n",
+                                      ":9223372036854775808\r\n",
+                                      ":-9223372036854775809\r\n",
+                                      ":9999999999999999999\r\n",
+                                      ":18446744073709551616\r\n",
+                                      ":-\r\n",
                                       "$1\r\nab\r\n",
                                       "$-2\r\n",
                                       "*-2\r\n",
@@ -312,11 +324,19 @@ static void test_errors(void) {
 }
 
 int main(int argc, char **argv) {
-    static const test TESTS[] = {
-        {"values", test_values}, {"units", test_units},     {"nonsense", test_nonsense},
-        {"need", test_need},     {"writing", test_writing}, {"ids", test_ids},
-        {"keys", test_keys},     {"mapping", test_mapping}, {"foreign", test_foreign},
-        {"urls", test_urls},     {"errors", test_errors},   {NULL, NULL}};
+    static const test TESTS[] = {{"values", test_values},
+                                 {"numbers", test_numbers},
+                                 {"units", test_units},
+                                 {"nonsense", test_nonsense},
+                                 {"need", test_need},
+                                 {"writing", test_writing},
+                                 {"ids", test_ids},
+                                 {"keys", test_keys},
+                                 {"mapping", test_mapping},
+                                 {"foreign", test_foreign},
+                                 {"urls", test_urls},
+                                 {"errors", test_errors},
+                                 {NULL, NULL}};
     int result = run_tests(TESTS, argc, argv);
     mw_buf_free(&heard);
     return result;

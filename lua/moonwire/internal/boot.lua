@@ -30,11 +30,14 @@ end
 
 local CLAIM = { [0] = "yours", "busy", "seen" }
 
+-- A store that is away is not the message's fault: no handler has run, so no attempt is counted.
 local function claim(delivery, key)
-  local waiter = wait.begin()
+  local task, waiter = wait.current, wait.begin()
   C.mw_vm_claim(wait.vm, delivery, key, #key, waiter)
+  task.claiming = true
   local value, _, err = wait.yield(waiter, function() end)
-  if err then error(fault.new { class = "transient", text = "dedupe: " .. err }, 0) end
+  task.claiming = nil
+  if err then error(fault.new { class = "outage", text = "dedupe: " .. err }, 0) end
   return CLAIM[value]
 end
 

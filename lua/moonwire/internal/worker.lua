@@ -42,8 +42,11 @@ end
 local function timed_out(p, task, deliveries, n)
   wait.cancel(task) -- its children, if any
   p.all[task] = nil
-  local text = ("timed out after %g s"):format(p.timeout)
-  for i = 0, n - 1 do C.mw_delivery_retry(deliveries[i], -1, "timeout", text, #text) end
+  local class, text = "timeout", ("timed out after %g s"):format(p.timeout)
+  if task.claiming then -- the handler has not begun
+    class, text = "outage", ("dedupe: the store did not answer within %g s"):format(p.timeout)
+  end
+  for i = 0, n - 1 do C.mw_delivery_retry(deliveries[i], -1, class, text, #text) end
   return "spent"
 end
 

@@ -470,7 +470,7 @@ function RedisPipeline:call(name, ...) end
 ---@field get fun(self: moonwire.redis.Connection, key: string): string|nil
 ---@field set fun(self: moonwire.redis.Connection, key: string, value: string|number, ...: string|number): string|nil
 ---@field del fun(self: moonwire.redis.Connection, ...: string): integer
----@field incr fun(self: moonwire.redis.Connection, key: string): integer
+---@field incr fun(self: moonwire.redis.Connection, key: string): integer|string
 ---@field expire fun(self: moonwire.redis.Connection, key: string, seconds: integer): integer
 ---@field hget fun(self: moonwire.redis.Connection, key: string, field: string): string|nil
 ---@field hset fun(self: moonwire.redis.Connection, key: string, ...: string|number): integer

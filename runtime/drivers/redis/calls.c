@@ -79,6 +79,12 @@ mw_redis *mw_redis_next(const mw_redis *r, mw_redis *set) {
 
 const char *mw_redis_url(const mw_redis *r) { return r->text; }
 
+size_t mw_redis_peers(const mw_redis *r, mw_peer *out) {
+    mw_stream *s = r->client ? mwr_client_stream(r->client) : NULL;
+    if (s) mw_stream_look(s, "handlers", out);
+    return s ? 1 : 0;
+}
+
 static void ignore_ready(void *owner) { (void)owner; }
 static void ignore_lost(void *owner, const mw_error *why) { (void)owner, (void)why; }
 
@@ -114,11 +120,19 @@ static void end(mw_redis_call *c) {
     if (!c->abandoned) mw_vm_complete(c->vm, c->waiter);
 }
 
+/* A Lua number holds it without rounding. */
+static bool is_exact(int64_t integer) { return integer >= -(1LL << 53) && integer <= 1LL << 53; }
+
 static void keep(mw_redis_call *c, const mwr_unit *u) {
     for (uint32_t i = 0; i < u->node->span; i++) {
         const mwr_node *n = &u->node[i];
         value v = {.type = n->type, .count = n->count, .integer = n->integer, .at = c->bytes.len};
         const char *text = mwr_text(u, n, &v.len);
+        if (n->type == MWR_INTEGER && !is_exact(n->integer)) {
+            v.type = MWR_BULK;
+            v.len = n->len;
+            text = u->base + n->at;
+        }
         mw_buf_add(&c->bytes, text, v.len);
         mw_buf_add(&c->values, &v, sizeof v);
     }

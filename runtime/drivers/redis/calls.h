@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/loop.h"
+#include "net/peer.h"
 
 typedef struct mw_redis mw_redis;
 typedef struct mw_redis_call mw_redis_call;
@@ -17,6 +18,8 @@ mw_redis *mw_redis_new(mw_loop *loop, const char *url, mw_error *e);
 void mw_redis_free(mw_redis *r); /* calls that are under way are forgotten; NULL is fine */
 mw_redis *mw_redis_next(const mw_redis *r, mw_redis *set); /* a list for the owner; set: put behind it */
 const char *mw_redis_url(const mw_redis *r);
+size_t mw_redis_peers(const mw_redis *r,
+                      mw_peer *out); /* how its connection stands: 1, or 0 when there is none */
 
 /* `counts[i]` arguments belong to command i. Completes the waiter when all are answered. */
 mw_redis_call *mw_redis_start_for(struct mw_vm *vm, mw_redis *r, const char *const *args, const size_t *lens,

@@ -347,7 +347,7 @@ static void look_at_error(mwr_client *c, const mwr_unit *u, const mw_error *e) {
         }
         mw_stream_fail(c->stream, e);
     } else if (begins(u, "READONLY") || begins(u, "MASTERDOWN") || begins(u, "NOAUTH") ||
-               begins(u, "NOSCRIPT")) {
+               (begins(u, "NOSCRIPT") && c->o.scripts)) {
         mw_stream_fail(c->stream, e); /* a new connection finds the master, logs in, loads the scripts */
     }
 }

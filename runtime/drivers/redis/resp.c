@@ -35,17 +35,18 @@ static int nonsense(mw_error *e, const char *what) {
     return mw_fail(e, MW_EFORMAT, true, "the server does not speak Redis' protocol: %s", what);
 }
 
-/* A whole number in a line; false for anything else. */
+/* A whole number in a line, any of 64 bits; false for anything else. */
 static bool read_number(const char *s, const char *end, int64_t *out) {
     bool negative = s < end && *s == '-';
     if (negative) s++;
-    if (s == end || end - s > 18) return false;
-    int64_t n = 0;
+    if (s == end || end - s > 19) return false;
+    uint64_t n = 0; /* 19 digits fit */
     for (; s < end; s++) {
         if (*s < '0' || *s > '9') return false;
-        n = n * 10 + (*s - '0');
+        n = n * 10 + (uint64_t)(*s - '0');
     }
-    *out = negative ? -n : n;
+    if (n > (uint64_t)INT64_MAX + negative) return false;
+    *out = negative ? (int64_t)(0 - n) : (int64_t)n;
     return true;
 }
 

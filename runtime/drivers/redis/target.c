@@ -24,6 +24,10 @@ static int database(mwr_target *t, const mw_url *u, mw_error *e) {
     if (mw_url_number(u, "db", 0, 1 << 20, &t->db, e)) return -1;
     if (!*u->path) return 0;
     long long db = strtoll(u->path, &end, 10);
+    if (strchr(u->path, '@'))
+        return mw_fail(e, MW_EUSAGE, false,
+                       "after the host stands the number of the database, such as /0; in a password a / is "
+                       "written %%2F");
     if (*end || db < 0 || db > 1 << 20)
         return mw_fail(e, MW_EUSAGE, false,
                        "\"/%s\": after the host stands the number of the database, such as /0", u->path);

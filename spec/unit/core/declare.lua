@@ -19,6 +19,8 @@ if not pcall(ffi.typeof, "struct spec_url") then
     };
     int mw_url_parse(struct spec_url *u, const char *text, mw_failure *e);
     void mw_url_free(struct spec_url *u);
+    char *mw_url_shown(const char *url);
+    void mwt_free(void *p) __asm__("free");
     const char *mw_url_option(const struct spec_url *u, const char *name);
     int mw_url_size(const struct spec_url *u, const char *name, uint64_t min, uint64_t max, uint64_t *out,
       mw_failure *e);
