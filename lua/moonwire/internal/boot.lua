@@ -31,7 +31,7 @@ end
 local CLAIM = { [0] = "yours", "busy", "seen" }
 
 local function claim(delivery, key)
-  local waiter = wait.begin()
+  local waiter = wait.begin "dedupe"
   C.mw_vm_claim(wait.vm, delivery, key, #key, waiter)
   local value, _, err = wait.yield(waiter, function() end)
   if err then error(fault.new { class = "transient", text = "dedupe: " .. err }, 0) end

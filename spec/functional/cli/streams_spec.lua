@@ -1,4 +1,4 @@
--- Standard streams that are closed, as some supervisors and cron jobs leave them: no file of ours may get their numbers.
+-- Standard streams that are closed, as some supervisors leave them: no file of ours may get their numbers.
 local cli = require "spec.functional.cli.support"
 local process = require "spec.support.process"
 

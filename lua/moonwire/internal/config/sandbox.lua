@@ -20,6 +20,7 @@ local function yield(...)
   if not coroutine.running() or wait.current and coroutine.running() == wait.current.co then
     error("coroutine.yield: only inside a coroutine of your own; to wait, use mw.sleep", 2)
   end
+  if wait.loading then error("coroutine.yield: not while a file is loaded: " .. wait.loading, 2) end
   return coroutine.yield(...)
 end
 
@@ -160,9 +161,10 @@ function M.new(dir, builtin, texts)
     end
     local chunk, err = self.load_file(relative)
     if not chunk then return nil, err end
-    loading[name] = relative
+    local before = wait.loading
+    loading[name], wait.loading = relative, relative -- nobody may come in between: it would seem to require itself
     local ok, result = pcall(chunk)
-    loading[name] = nil
+    loading[name], wait.loading = nil, before
     if not ok then return nil, M.raised(result, relative) end
     if result == nil then result = true end
     loaded[name] = result
