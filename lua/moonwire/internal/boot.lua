@@ -92,6 +92,9 @@ local function batch_with_checks(run_batch, check)
       a = wait.current.verdict -- made, but not returned
     elseif a == nil or a == false then
       a = failed(b or "the handler answered false")
+    elseif type(a) == "table" and not verdict.is(a) then
+      a, b = verdict.by_place(a, good)
+      a = a or failed(b)
     end
     for k, place in ipairs(places) do
       verdicts[place] = verdict.is(a) and a or type(a) == "table" and a[k] or nil
