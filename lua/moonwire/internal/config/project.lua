@@ -345,9 +345,9 @@ end
 -- ---- reading ----
 
 local function read_env(self)
-  local text = self.sandbox.read ".env"
-  if not text then return {} end
-  local values, err = env.parse(text, ".env")
+  local text, err, missing = self.sandbox.read ".env"
+  local values = missing and {}
+  if text then values, err = env.parse(text, ".env") end
   if not values then self.problems[#self.problems + 1] = err end
   return values or {}
 end
@@ -377,8 +377,8 @@ end
 local function run_main(self)
   local chunk, err = self.sandbox.load_file "moonwire.lua"
   if not chunk then
-    local _, why = self.sandbox.read "moonwire.lua"
-    if why and why:find("No such file", 1, true) then
+    local _, _, missing = self.sandbox.read "moonwire.lua"
+    if missing then
       err = ("%s: there is no moonwire.lua; `moonwire new` makes a project"):format(self.dir)
     end
     self.problems[#self.problems + 1] = err
