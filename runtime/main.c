@@ -12,12 +12,13 @@
 #include "lua/core.h"
 #include "lua/vm.h"
 
-/* A file that is opened gets the lowest free number. Were one of the three closed, the store would get it, and
- * the next log line would be written into the store. */
+/* A file that is opened gets the lowest free number. Were one of the three closed, the store would get it,
+ * and the next log line would be written into the store. */
 static void secure_streams(void) {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
         if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
-        if (open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) != fd) _exit(71); /* nowhere to say why */
+        if (open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) != fd)
+            _exit(71); /* nowhere to say why */
     }
 }
 
