@@ -370,6 +370,7 @@ local function api(self)
   mw.settings = function(settings)
     if type(settings) ~= "table" then error("mw.settings: expected a table", 2) end
     self.settings = fields.check(settings, SETTINGS, position(self, "settings"), self.problems)
+    C.mw_vm_read_memory(wait.vm, fields.bytes(self.settings.memory)) -- it holds for the rest of the file too
   end
   return mw
 end
@@ -414,6 +415,7 @@ function M.read(dir, options)
     end
   end, options.files)
   mw = api(self)
+  self.sandbox.reading = true
   run_main(self)
   if #self.problems == 0 and #self.pipelines == 0 then
     self.problems[1] = 'moonwire.lua: declares no pipeline: write mw.pipeline "name" { from = …, handler = … }'
@@ -421,6 +423,7 @@ function M.read(dir, options)
   for _, p in ipairs(self.pipelines) do
     if settle_pipeline(self, p) and #self.problems == 0 then check_spec(self, p) end
   end
+  self.sandbox.reading = false
   return self
 end
 
