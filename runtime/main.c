@@ -1,13 +1,26 @@
 /* main.c - argv in, exit code out. The commands are Lua: lua/moonwire/cli. */
+#include <errno.h>
+#include <fcntl.h>
 #include <lauxlib.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "lua/core.h"
 #include "lua/vm.h"
+
+/* A file that is opened gets the lowest free number. Were one of the three closed, the store would get it,
+ * and the next log line would be written into the store. */
+static void secure_streams(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+        if (open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) != fd)
+            _exit(71); /* nowhere to say why */
+    }
+}
 
 /* LuaJIT counts the levels of its own stack only. What recurses through C (a callback of gsub that calls
  * gsub) reaches that limit within 60 MB of C stack; the system keeps 128 MB of addresses free for it. */
@@ -20,6 +33,7 @@ static void widen_stack(void) {
 }
 
 int main(int argc, char **argv) {
+    secure_streams();
     signal(SIGPIPE, SIG_IGN);
     widen_stack();
     mallopt(M_MMAP_THRESHOLD, 64 << 20); /* a body of a megabyte must not cost an mmap per string */

@@ -330,9 +330,7 @@ return function(vm, http, C)
 
   --- Called by a public function, so that level 3 is the user's line. Must not be a tail call there.
   local function perform(who, o)
-    if not wait.current then
-      error(("mw.http.%s: only inside a handler: there is nothing to wait in here"):format(who), 3)
-    end
+    wait.ready("mw.http." .. who)
     local spec, kept, bad = prepare(o)
     if not spec then
       local text = ("mw.http.%s: %s"):format(who, kept)
@@ -349,11 +347,7 @@ return function(vm, http, C)
       if request then C.mw_http_request_free(ffi.gc(request, nil)) end
       request = nil
     end
-    local waited, problem = pcall(wait.yield, waiter, release)
-    if not waited then -- where it cannot wait, nothing is sent
-      release()
-      error(problem, 0)
-    end
+    wait.yield(waiter, release)
 
     local failed = C.mw_http_error(request)
     if failed == nil then

@@ -56,17 +56,13 @@ local function perform(self, commands, pipelined)
   local refused = rules.problem(commands, pipelined)
   if refused then error("mw.redis: " .. refused, 3) end
   if #commands == 0 then return {} end
-  local waiter = wait.begin()
+  local waiter = wait.begin "mw.redis"
   local call = ffi.gc(start(self, commands, waiter), C.mw_redis_call_free)
   local function release()
     if call then C.mw_redis_call_free(ffi.gc(call, nil)) end
     call = nil
   end
-  local waited, problem = pcall(wait.yield, waiter, release)
-  if not waited then
-    release()
-    error(problem, 0)
-  end
+  wait.yield(waiter, release)
   local failed = C.mw_redis_call_error(call)
   if failed ~= nil then
     local why = "mw.redis: " .. ffi.string(failed):gsub("^redis: ", "")

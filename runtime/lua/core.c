@@ -14,6 +14,7 @@
 #include "app/child.h"
 #include "app/door.h"
 #include "app/watch.h"
+#include "lua/deadline.h"
 #include "lua/vm.h"
 #include "supervisor/supervisor.h"
 #include "supervisor/worker.h"
@@ -82,11 +83,28 @@ static int l_memory(lua_State *L) { /* bytes this state holds */
     return 1;
 }
 
+/* read(function, …) -> as pcall: the function reads a project, within the limits of that */
+static int l_read(lua_State *L) {
+    lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.vm");
+    mw_vm *vm = lua_touserdata(L, -1);
+    lua_pop(L, 1);
+    mw_alloc before = vm->alloc;
+    mw_reading reading = mw_deadline_read(vm);
+    int status = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
+    mw_deadline_read_end(vm, reading, true);
+    vm->alloc.limit = before.limit;
+    vm->alloc.cap = before.cap;
+    lua_pushboolean(L, status == 0);
+    lua_insert(L, 1);
+    return lua_gettop(L);
+}
+
 int luaopen_moonwire_core(lua_State *L) {
     static const luaL_Reg functions[] = {{"set_tick", l_set_tick},
                                          {"step", l_step},
                                          {"terminal", l_terminal},
                                          {"memory", l_memory},
+                                         {"read", l_read},
                                          {"hash", l_hash},
                                          {"app", mw_app_new},
                                          {"watch", mw_watch_lua},

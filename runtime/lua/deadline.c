@@ -63,16 +63,24 @@ static void push_read_too_long(lua_State *L, lua_Debug *ar) {
                     MW_READ_LIMIT_MS / 1000);
 }
 
+static void push_read_too_much(lua_State *L, lua_Debug *ar) {
+    lua_getinfo(L, "l", ar);
+    lua_pushfstring(L, "%s:%d: out of memory while the project is read: the limit is %d MB", ar->short_src,
+                    ar->currentline, (int)(watch.vm->alloc.limit >> 20));
+}
+
 static void hook(lua_State *L, lua_Debug *ar) {
     if (in_library(L, ar)) return;
     if (watch.armed && watch.read_until)
         push_read_too_long(L, ar);
     else if (watch.armed && watch.current)
         lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.deadline"); /* allocates nothing */
-    else if (watch.vm->crowded && too_much(watch.vm))
-        lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.memory");
-    else
+    else if (!watch.vm->crowded || !too_much(watch.vm))
         return;
+    else if (watch.read_until)
+        push_read_too_much(L, ar);
+    else
+        lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.memory");
     lua_error(L);
 }
 
@@ -211,12 +219,20 @@ mw_reading mw_deadline_read(mw_vm *vm) {
     luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* compiled code would not look */
     watch.vm = vm;
     watch.read_until = mono_ms() + MW_READ_LIMIT_MS;
+    mw_vm_read_memory(vm, MW_READ_MEMORY);
     run_timer();
     return r;
 }
 
+void mw_vm_read_memory(mw_vm *vm, double bytes) {
+    if (!watch.read_until || watch.vm != vm) return;
+    mw_alloc_limit(&vm->alloc, (size_t)bytes, crowded);
+    mw_alloc_strict(&vm->alloc, true);
+}
+
 void mw_deadline_read_end(mw_vm *vm, mw_reading r, bool compile) {
     watch.read_until = 0;
+    mw_alloc_strict(&vm->alloc, false);
     disarm(vm);
     watch.vm = r.before;
     if (compile) luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);

@@ -9,10 +9,10 @@
 
 typedef struct mw_vm mw_vm;
 
-enum { MW_EXIT_STUCK = 70, MW_READ_LIMIT_MS = 10000 };
+enum { MW_EXIT_STUCK = 70, MW_READ_LIMIT_MS = 10000, MW_READ_MEMORY = 1 << 30 };
 
-/* Around the reading of a project into it, which is the user's code as well: past the limit it is broken with
- * an error that says where. It is interpreted meanwhile; `compile` turns the compiler on again. */
+/* Around the reading of a project into it, which is the user's code as well: past the limits it is broken
+ * with an error that says where. It is interpreted meanwhile; `compile` turns the compiler on again. */
 typedef struct mw_reading {
     mw_vm *before;
 } mw_reading;

@@ -32,6 +32,7 @@ void mw_vm_enter(struct mw_vm *vm, struct mw_delivery *d);
 bool mw_vm_leave(struct mw_vm *vm, struct mw_delivery *d);
 bool mw_vm_breaking(void); /* a handler is being broken: its errors are not for its coroutines to swallow */
 void mw_vm_limits(struct mw_vm *vm, bool watched, double memory);
+void mw_vm_read_memory(struct mw_vm *vm, double bytes); /* while a project is read into it; else nothing */
 void mw_delivery_ack(struct mw_delivery *d);
 void mw_delivery_retry(struct mw_delivery *d, int64_t after_ms, const char *class_name, const char *reason,
                        size_t len);

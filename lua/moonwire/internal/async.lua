@@ -11,7 +11,7 @@ function M.sleep(seconds)
   if type(seconds) ~= "number" or seconds < 0 or seconds ~= seconds or seconds > 3.2e9 then
     error("mw.sleep: expected seconds, 0 or more", 2)
   end
-  local waiter = wait.begin()
+  local waiter = wait.begin "mw.sleep"
   C.mw_vm_sleep(wait.vm, waiter, seconds)
   wait.yield(waiter)
 end
@@ -30,7 +30,7 @@ function M.all(functions)
     if kind ~= "function" then error(("mw.all: item %d is a %s, not a function"):format(i, kind), 2) end
   end
   local parent = wait.current
-  local join = wait.begin()
+  local join = wait.begin "mw.all"
   local results, left, failure, joined = {}, #functions, nil, false
   parent.children = parent.children or {}
   for i, fn in ipairs(functions) do

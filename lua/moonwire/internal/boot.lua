@@ -32,7 +32,7 @@ local CLAIM = { [0] = "yours", "busy", "seen" }
 
 -- A store that is away is not the message's fault: no handler has run, so no attempt is counted.
 local function claim(delivery, key)
-  local task, waiter = wait.current, wait.begin()
+  local task, waiter = wait.current, wait.begin "dedupe"
   C.mw_vm_claim(wait.vm, delivery, key, #key, waiter)
   task.claiming = true
   local value, _, err = wait.yield(waiter, function() end)
@@ -95,6 +95,9 @@ local function batch_with_checks(run_batch, check)
       a = wait.current.verdict -- made, but not returned
     elseif a == nil or a == false then
       a = failed(b or "the handler answered false")
+    elseif type(a) == "table" and not verdict.is(a) then
+      a, b = verdict.by_place(a, good)
+      a = a or failed(b)
     end
     for k, place in ipairs(places) do
       verdicts[place] = verdict.is(a) and a or type(a) == "table" and a[k] or nil

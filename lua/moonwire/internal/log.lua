@@ -22,16 +22,30 @@ local function add(key, value)
   if type(value) == "number" then C.mw_log_num(key, value) else C.mw_log_str(key, value, #value) end
 end
 
-local function add_message()
+-- What a line says by itself, and nothing else may say in its place.
+local ALWAYS = { time = true, level = true, msg = true, worker = true }
+local OF_MESSAGE = { "pipeline", "id", "attempt" }
+local NOTHING = {}
+
+-- Of the message that is being handled.
+local function message_fields()
   local task = wait.current
   while task and task.parent do task = task.parent end
-  if not task or task.delivery == nil then return end
+  if not task or task.delivery == nil then return NOTHING end
   local message = C.mw_delivery_message(task.delivery)
-  if message == nil then return end -- the first of a batch, answered already
+  if message == nil then return NOTHING end -- the first of a batch, answered already
   C.mw_message_parts(message, parts)
-  if task.name then C.mw_log_str("pipeline", task.name, #task.name) end
-  C.mw_log_str("id", parts.id, parts.id_len)
-  C.mw_log_int("attempt", C.mw_delivery_attempt(task.delivery))
+  local id, attempt = ffi.string(parts.id, parts.id_len), C.mw_delivery_attempt(task.delivery)
+  return { pipeline = task.name, id = id, attempt = attempt }
+end
+
+--- The name to write a field under; nil when the line has it already. A name that the line uses itself gets "field_" in
+--- front: twice the same name in a line is read in one way by this program, and in another by that.
+local function free_name(name, value, line, fields, own)
+  if line[name] == nil and not (own and ALWAYS[name]) then return name end
+  if line[name] ~= nil and tostring(line[name]) == tostring(value) then return nil end
+  repeat name = "field_" .. name until fields[name] == nil
+  return name
 end
 
 --- `own`: the project wrote it, not we.
@@ -45,15 +59,20 @@ function M.write(level, text, fields, own)
   if fields ~= nil and type(fields) ~= "table" then
     error(("mw.log: the fields must be a table, got %s"):format(type(fields)), 3)
   end
+  fields = fields or NOTHING
+  local line = message_fields()
   local names, texts = {}, {} -- made before the line begins: a __tostring that fails must not leave half of one
-  for name, value in pairs(fields or {}) do
-    name = tostring(name)
-    names[#names + 1], texts[name] = name, text_of(value)
+  for given, value in pairs(fields) do
+    value = text_of(value)
+    local name = free_name(tostring(given), value, line, fields, own)
+    if name and texts[name] == nil then names[#names + 1], texts[name] = name, value end
   end
   table.sort(names)
   if own then C.mw_log_project() end
   C.mw_log_begin(level, text)
-  add_message()
+  for _, name in ipairs(OF_MESSAGE) do
+    if line[name] ~= nil then add(name, line[name]) end
+  end
   for _, name in ipairs(names) do add(name, texts[name]) end
   C.mw_log_end()
 end

@@ -311,6 +311,7 @@ function M.send(delivery, link, channel, body, options)
     if not ok then error("mw.publish: " .. err, 3) end
     return
   end
+  wait.ready "mw.publish with now"
   local m, err = M.message(body, options)
   if not m then error("mw.publish: " .. err, 3) end
   local ok, why, retryable = M.now(link, channel, m, options.delay)

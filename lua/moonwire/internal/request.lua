@@ -103,6 +103,7 @@ local function has_direct(link) return ffi.string(C.mw_link_url(link)):find "^am
 function M.request(target, body, options)
   local task = publish.root_task()
   if not task or task.delivery == nil then error("mw.request: only inside a handler", 2) end
+  wait.ready "mw.request"
   local given = {}
   for k, v in pairs(options or {}) do given[k] = v end
   local timeout = given.timeout or TIMEOUT

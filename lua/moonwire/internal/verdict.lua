@@ -83,6 +83,32 @@ end
 ---@return boolean
 function M.is(value) return type(value) == "table" and getmetatable(value) == Verdict end
 
+local function place_of(key, messages)
+  if type(key) == "number" and key % 1 == 0 and messages[key] then return key end
+  for i, msg in ipairs(messages) do
+    if rawequal(msg, key) then return i end
+  end
+end
+
+--- What handle_batch answered for each message, by place: it may name a message by its place, or by itself. An answer
+--- for anything else was meant for some message, which must not be acked instead.
+---@param answers table<integer|moonwire.Message, any>
+---@param messages moonwire.Message[]
+---@return table|nil, string|nil error
+function M.by_place(answers, messages)
+  local list = {}
+  for key, value in pairs(answers) do
+    local place = place_of(key, messages)
+    if not place then
+      local why = "handle_batch answered for %s: it is no message of the batch; use the message, or its place, 1 to %d"
+      return nil, why:format(type(key) == "string" and ("%q"):format(key) or tostring(key), #messages)
+    end
+    if list[place] ~= nil then return nil, ("handle_batch answered twice for message %d"):format(place) end
+    list[place] = value
+  end
+  return list
+end
+
 --- Applies a verdict to a delivery.
 function M.apply(delivery, verdict)
   local kind, reason = verdict.kind, verdict.reason

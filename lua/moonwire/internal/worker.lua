@@ -90,10 +90,14 @@ local function single(p, chunk)
   end
 end
 
---- verdicts: nil (all acked), one verdict for all, or a table of verdicts by position.
+--- verdicts: nil (all acked), one verdict for all, or a table of verdicts by message or place.
 local function answer_batch(p, task, deliveries, n, ok, a, b)
   local each = ok and type(a) == "table" and not verdict.is(a)
-  if each then task.verdict = nil end -- none was forgotten: they stand in the table
+  if each then
+    a, b = verdict.by_place(a, task.messages)
+    each = a ~= nil
+    task.verdict = nil -- none was forgotten: they stand in the table
+  end
   for i = 0, n - 1 do
     if each then answer(p, task, deliveries[i], true, a[i + 1]) else answer(p, task, deliveries[i], ok, a, b) end
   end

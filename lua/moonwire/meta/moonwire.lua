@@ -126,9 +126,11 @@ function Connection:topology(given) end
 ---@field size? integer the largest batch; default 100
 ---@field wait? moonwire.Seconds how long a batch may gather; default 0.05
 
+---@alias moonwire.Verdicts table<integer|moonwire.Message, moonwire.Verdict> by message, or by its place in the list
+
 ---@class moonwire.Handler
 ---@field handle? fun(msg: moonwire.Message): moonwire.Verdict|boolean|nil, string?
----@field handle_batch? fun(msgs: moonwire.Message[]): moonwire.Verdict|table<integer, moonwire.Verdict>|nil
+---@field handle_batch? fun(msgs: moonwire.Message[]): moonwire.Verdict|moonwire.Verdicts|nil
 ---@field schema? string|table path of a JSON Schema, or the schema itself
 ---@field name? string
 ---@field description? string

@@ -54,12 +54,17 @@ describe("dlq ls", function()
     assert.equal(2, #here:letters("--limit", "2"))
     assert.equal("f1", ids(here:letters("f1")))
     assert.equal("r1", ids(here:letters("--class", "business", "--key", "k1", "--newer", "10m")))
+    assert.equal("f1 r1 r2", ids(here:letters("--pipeline", "orders")))
+    assert.equal("", ids(here:letters("--pipeline", "other")))
   end)
 
   it("says when there is nothing, on stderr", function()
     local result = dlq(here, "ls", "nowhere.dead")
     assert.same({ 0, "" }, { result.code, result.stdout })
     assert.equal("no dead letters on nowhere.dead\n", result.stderr)
+    result = dlq(here, "ls", "orders.dead", "--older", "1h")
+    assert.same({ 0, "", "no dead letter on orders.dead is as the flags say\n" },
+      { result.code, result.stdout, result.stderr })
   end)
 
   it("fails for an id that is not there", function()
@@ -134,6 +139,14 @@ describe("dlq replay", function()
     here:settle { MENDED = "yes" }
     assert.equal(0, #here:messages "orders")
     assert.equal("r1 r2", ids(here:letters()))
+  end)
+
+  it("refuses to send letters to where they stand: they would lose why they died", function()
+    local here = with_letters()
+    local result = dlq(here, "replay", "orders.dead", "--to", "orders.dead", "--force", "--yes")
+    assert.equal(64, result.code)
+    assert.truthy(result.stderr:find("--to orders.dead: they stand there already", 1, true), result.stderr)
+    assert.equal("business", here:letters("r1")[1].class)
   end)
 
   it("changes nothing with --dry-run", function()

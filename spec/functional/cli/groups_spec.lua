@@ -58,10 +58,10 @@ describe("groups ls", function()
     assert.equal("", process.run({ "ls", "-A", empty.path }).stdout)
   end)
 
-  it("is refused by a broker that cannot tell", function()
+  it("is refused for a broker that is only here", function()
     local result = here:run { "groups", "ls", "-b", "memory:x" }
-    assert.equal(69, result.code)
-    assert.truthy(result.stderr:find("has tools of its own for groups", 1, true))
+    assert.equal(64, result.code)
+    assert.truthy(result.stderr:find("memory:x lives inside of one process", 1, true))
   end)
 end)
 

@@ -2,6 +2,7 @@
 local cli = require "spec.functional.cli.support"
 local core = require "moonwire.core"
 local json = require "moonwire.json"
+local process = require "spec.support.process"
 local wait = require "spec.support.wait"
 
 local function log_lines(text)
@@ -180,5 +181,50 @@ describe("new", function()
       assert.equal(64, result.code, name)
     end
     assert.equal(1, cli.workdir():run({ "new", "shop", "--dir", "/proc/x" }).code)
+  end)
+end)
+
+describe("a file that is there and cannot be read", function()
+  -- Root reads everything, unless it is told not to.
+  local function check(here)
+    local plain = "--bounding-set=-dac_override,-dac_read_search"
+    local words = { cli.binary, "check" }
+    if process.run { "id", "-u" }.stdout == "0\n" then words = { "setpriv", plain, "--", cli.binary, "check" } end
+    local result = process.run { words, cwd = here.path, timeout = 30 }
+    return result.code, result.stderr
+  end
+
+  it("is an error with the reason: .env", function()
+    local here = cli.workdir()
+    here:project()
+    here:write(".env", "MENDED=yes\n")
+    process.run { "chmod", "000", here.path .. "/.env" }
+    local code, text = check(here)
+    assert.equal(78, code)
+    assert.truthy(text:find("/.env: Permission denied", 1, true), text)
+    process.run { "rm", here.path .. "/.env" }
+    assert.equal(0, (check(here)))
+    process.run { "mkdir", here.path .. "/.env" }
+    code, text = check(here)
+    assert.equal(78, code)
+    assert.truthy(text:find("/.env: Is a directory", 1, true), text)
+  end)
+
+  it("is an error with the reason: a handler", function()
+    local here = cli.workdir()
+    here:project()
+    process.run { "chmod", "000", here.path .. "/handlers/orders.lua" }
+    local code, text = check(here)
+    assert.equal(78, code)
+    assert.truthy(text:find("/handlers/orders.lua: Permission denied", 1, true), text)
+  end)
+end)
+
+describe(".env", function()
+  it("may begin with the mark of an editor", function()
+    local here = cli.workdir()
+    here:project()
+    here:write(".env", "\239\187\191MENDED=yes\n")
+    assert.equal(0, here:run({ "check" }).code)
   end)
 end)

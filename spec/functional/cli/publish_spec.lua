@@ -34,6 +34,23 @@ describe("publish", function()
     assert.truthy(m.due > m.time)
   end)
 
+  it("refuses a broker that ends with the command, and addresses that cannot be", function()
+    local here = cli.workdir()
+    for url, text in pairs {
+      ["memory:x"] = "memory:x lives inside of one process, and ends with this command: use embedded:FOLDER",
+      ["memory-offset:x"] = "memory-offset:x lives inside of one process",
+      ["redis://:x"] = "an empty host name", ["redis://h:99999"] = '"99999" is no port of "h"',
+    } do
+      local result = here:run { "publish", "-b", url, "orders", "hello" }
+      assert.same({ 64, "" }, { result.code, result.stdout })
+      assert.truthy(result.stderr:find(text, 1, true), result.stderr)
+    end
+    for _, words in ipairs { { "tail", "orders" }, { "dlq", "ls", "orders.dead" } } do
+      local result = here:run { words[1], words[2], words[3], "-b", "memory:x" }
+      assert.equal(64, result.code)
+    end
+  end)
+
   it("refuses an empty id and a delay of ages", function()
     local here = cli.workdir()
     local result = publish(here, { "orders", "x", "--id", "" })

@@ -46,6 +46,12 @@ describe("mw.log", function()
       logged 'log.info("a\\0b", { inf = 1 / 0, low = -1 / 0, nan = 0 / 0, t = { f = print } })')
   end)
 
+  it("lets no field take the place of what the line says itself", function()
+    assert.equal("level=info msg=x field_field_level=1 field_level=2 field_msg=m field_worker=9\n", logged
+      'log.info("x", { level = 1, field_level = 2, msg = "m", worker = 9 })')
+    assert.equal("level=info msg=x 1=a\n", logged 'log.info("x", { "a", ["1"] = "a" })')
+  end)
+
   it("wants a table of fields", function()
     assert.equal("level=info msg=ok\n", logged [[
       local ok, err = pcall(log.info, "x", "fields")

@@ -202,6 +202,8 @@ describe("a handler", function()
     has(start .. 'handler "handlers.h" has both handle and handle_batch: one of them would never run',
       with "return { handle = function() end, handle_batch = function() end }")
     has(start .. 'handler "handlers.h" takes no options', with(HANDLER, "options = {}"))
+    has('handler in moonwire.lua made no handler of its options: it must return a table with a function handle',
+      inline("function(msg) end", "options = {}"))
     has(start .. 'handler "handlers.h": handlers/h.lua:1: no url', with("return function(o) error 'no url' end",
       "options = {}"))
     has(start .. 'handler "handlers.h" must return a table with a function handle, got a number',

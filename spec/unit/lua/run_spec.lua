@@ -126,6 +126,11 @@ describe("an answer of a batch", function()
     for _, case in ipairs {
       { "nothing", "return", { handled = 3 } }, { "one verdict", "return mw.reject 'no'", { dead = 3 } },
       { "a table by position", "return { [2] = mw.reject 'no' }", { handled = 2, dead = 1 } },
+      { "a table by message", "return { [msgs[2]] = mw.reject 'no' }", { handled = 2, dead = 1 } },
+      { "a name", "return { a = mw.reject 'no' }", { retried = 3, dead = 3 } },
+      { "a place that is not there", "return { [99] = mw.reject 'no' }", { retried = 3, dead = 3 } },
+      { "half a place", "return { [1.5] = mw.reject 'no' }", { retried = 3, dead = 3 } },
+      { "one message twice", "return { [msgs[1]] = mw.drop 'no', mw.reject 'no' }", { retried = 3, dead = 3 } },
       { "a forgotten return", "mw.reject 'no'", { dead = 3 } }, { "an error", "error 'no'", { retried = 3, dead = 3 } },
       { "nil and a text", "return nil, 'no'", { retried = 3, dead = 3 } },
       { "an error of class invalid", "error(mw.error('invalid', 'no'))", { dead = 3 } },

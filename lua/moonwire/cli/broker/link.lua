@@ -2,6 +2,7 @@
 local C = require "moonwire.internal.cdef"
 local env = require "moonwire.internal.config.env"
 local fail = require "moonwire.cli.fail"
+local files = require "moonwire.internal.config.files"
 local ffi = require "ffi"
 local posix = require "moonwire.cli.posix"
 local task = require "moonwire.cli.task"
@@ -59,10 +60,9 @@ end
 function M.same(a, b) return a == b or canonical(a) == canonical(b) end
 
 local function from_env_file()
-  local file = io.open ".env"
-  if not file then return nil end
-  local text = file:read "*a" or ""
-  file:close()
+  local text, why, missing = files.new(".").read ".env"
+  if missing then return nil end
+  if not text then fail.raise(fail.CONFIG, "%s", why) end
   local values, err = env.parse(text, ".env")
   if not values then fail.raise(fail.CONFIG, err) end
   return values.BROKER_URL
@@ -75,6 +75,14 @@ local function given(values)
 end
 
 -- ---- opening ----
+
+local EUSAGE = 10001 -- as in runtime/base/error.h
+
+-- What is published there would be gone with this command, and nothing else can be there.
+local function must_outlive(url)
+  if not url:find "^memory[%w-]*:" then return end
+  fail.usage("--broker: %s lives inside of one process, and ends with this command: use embedded:FOLDER", url)
+end
 
 -- A misspelt folder must not become a new, empty store.
 local function must_exist(url)
@@ -130,6 +138,7 @@ end
 function M.open(values, options)
   options = options or {}
   local url, failure = hurried(given(values)), ffi.new "mw_failure"
+  must_outlive(url)
   local link = C.mw_vm_link(wait.vm, url, failure)
   if token.named(url) or link == nil and ffi.string(failure.text):find("OAUTHBEARER needs a token", 1, true) then
     fail.usage("--broker: OAUTHBEARER takes its token from a function of a project, which this command does not have: "
@@ -141,6 +150,7 @@ function M.open(values, options)
   if not options.create then must_exist(url) end
   C.mw_log_setup(0, WARN) -- that it is connected is no news: the command shows it
   if C.mw_vm_link_open(link, failure) ~= 0 then
+    if failure.code == EUSAGE then fail.usage("--broker: %s", ffi.string(failure.text)) end
     fail.raise(fail.UNAVAILABLE, "%s: %s", self.url, ffi.string(failure.text))
   end
   M.watch(link)

@@ -14,6 +14,7 @@ M.FLAGS = {
   { "reason", "TEXT", "only those whose reason or last error contains TEXT" },
   { "class", "CLASS", "only those of this error class, such as invalid", short = "c" },
   { "key", "KEY", "only those of this key", short = "k" },
+  { "pipeline", "NAME", "only those of this pipeline", short = "p" },
   { "older", "TIME", "only those that died longer ago: 30m, 1h, 7d", kind = "seconds" },
   { "newer", "TIME", "only those that died since", kind = "seconds" },
   { "limit", "N", "at most N, the oldest first", short = "n", kind = "positive" },
@@ -95,6 +96,7 @@ function M.filter(values)
     if values.reason and not letter.reason:find(values.reason, 1, true) then return false end
     if values.class and letter.class ~= values.class then return false end
     if values.key and letter.key ~= values.key then return false end
+    if values.pipeline and letter.headers["mw-dead-pipeline"] ~= values.pipeline then return false end
     if values.older and letter.time > now - values.older then return false end
     if values.newer and letter.time < now - values.newer then return false end
     missing[letter.id] = nil
@@ -127,6 +129,15 @@ function M.each(link, values, options, use, page_over)
   for id in pairs(missing) do ids[#ids + 1] = out.plain(id) end
   table.sort(ids)
   return count, ids
+end
+
+--- Do flags choose some of the letters?
+---@return boolean
+function M.chooses(values)
+  for _, flag in ipairs(M.FLAGS) do
+    if values[flag[1]] ~= nil then return true end
+  end
+  return false
 end
 
 --- How many are meant.

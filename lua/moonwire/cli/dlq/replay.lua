@@ -54,6 +54,7 @@ end
 local function refusal(link, values, letter)
   if not values.to then
     if not letter.origin or letter.origin == "" then return "origin", "does not say where it died: use --to CHANNEL" end
+    if letter.origin == values.CHANNEL then return "origin", "died on this very channel: use --to CHANNEL" end
     if not values.force and letter.broker and not broker.same(letter.broker, link.url) then
       return "broker", ("died on another broker, %s: use --to CHANNEL or --force"):format(letter.broker)
     end
@@ -192,6 +193,9 @@ return {
   run = function(values)
     broker.channel(values.CHANNEL)
     if values.to then broker.channel(values.to) end
+    if values.to == values.CHANNEL then
+      fail.usage("--to %s: they stand there already, and would only lose why they died", out.plain(values.to))
+    end
     out.broken_pipe_code = 1
     return task.run(function() return replay(values) end)
   end,

@@ -27,7 +27,10 @@ local function list(link, values)
     out.flush()
   end)
   letters.must_be_found(missing, values)
-  if count == 0 and not values.json then out.note("no dead letters on %s", out.plain(values.CHANNEL)) end
+  if count == 0 and not values.json then
+    local text = letters.chooses(values) and "no dead letter on %s is as the flags say" or "no dead letters on %s"
+    out.note(text, out.plain(values.CHANNEL))
+  end
   return 0
 end
 

@@ -2,6 +2,7 @@
 --- brokers, and makes it so. Nothing is deleted, and what would make a broker delete messages needs --force.
 local C = require "moonwire.internal.cdef"
 local broker = require "moonwire.cli.broker.link"
+local core = require "moonwire.core"
 local fail = require "moonwire.cli.fail"
 local ffi = require "ffi"
 local folder = require "moonwire.cli.project.folder"
@@ -12,7 +13,8 @@ local token = require "moonwire.internal.token"
 local wait = require "moonwire.internal.wait"
 
 local function read(values)
-  local project = require("moonwire.internal.config.project").read(folder.dir(values.DIR))
+  local ok, project = core.read(require("moonwire.internal.config.project").read, folder.dir(values.DIR))
+  if not ok then error(project, 0) end
   if #project.problems > 0 then folder.complain(table.concat(project.problems, "\n")) end
   return project
 end

@@ -26,6 +26,7 @@ end
 ---@return table<string, string>|nil values, string|nil error
 function M.parse(text, name)
   local values, number = {}, 0
+  text = text:gsub("^\239\187\191", "") -- the mark that some editors put in front, as Lua takes it
   for line in (text .. "\n"):gmatch "(.-)\r?\n" do
     number = number + 1
     local where = ("%s:%d"):format(name, number)

@@ -2,12 +2,14 @@
 --- specs on the very bytes that it has loaded (`reload --gate spec`), whatever happens to the folder meanwhile.
 local M = {}
 
+local ENOENT, ENOTDIR = 2, 20
+
 local function read_disk(path)
-  local file, err = io.open(path, "rb")
-  if not file then return nil, err end
+  local file, err, code = io.open(path, "rb")
+  if not file then return nil, err, code == ENOENT or code == ENOTDIR end
   local text, why = file:read "*a"
   file:close()
-  return text, why and ("%s: %s"):format(path, why)
+  return text, why and ("%s: %s"):format(path, why), false
 end
 
 ---@param dir string the project's folder
@@ -15,18 +17,23 @@ end
 function M.new(dir, given)
   local self = { seen = {} }
 
-  ---@return string|nil text, string|nil error
+  ---@return string|nil text, string|nil error, boolean|nil missing there is no such file; false: it cannot be read
   function self.read(relative)
-    local text, err
+    local text, err, missing
     if given then text = given[relative] end
-    if text == nil then text, err = read_disk(dir .. "/" .. relative) end
+    if text == nil then text, err, missing = read_disk(dir .. "/" .. relative) end
     self.seen[relative] = text or false
     if text then return text end
-    return nil, err or ("%s/%s: No such file or directory"):format(dir, relative)
+    return nil, err or ("%s/%s: No such file or directory"):format(dir, relative), missing ~= false
   end
 
+  --- Also what is there and cannot be read: reading it says why.
   ---@return boolean
-  function self.exists(relative) return (self.seen[relative] or self.read(relative)) and true or false end
+  function self.exists(relative)
+    if self.seen[relative] then return true end
+    local text, _, missing = self.read(relative)
+    return text ~= nil or not missing
+  end
 
   return self
 end

@@ -95,6 +95,11 @@ local function make(module, options, name)
   end
   local ok, made = pcall(module, options or {})
   if not ok then return nil, ("handler %s: %s"):format(name, tostring(made)) end
+  if made == nil then
+    local text = "handler %s made no handler of its options: it must return a table with a function handle; "
+      .. "a function that handles messages itself takes no options"
+    return nil, text:format(name)
+  end
   return made
 end
 

@@ -345,9 +345,9 @@ end
 -- ---- reading ----
 
 local function read_env(self)
-  local text = self.sandbox.read ".env"
-  if not text then return {} end
-  local values, err = env.parse(text, ".env")
+  local text, err, missing = self.sandbox.read ".env"
+  local values = missing and {}
+  if text then values, err = env.parse(text, ".env") end
   if not values then self.problems[#self.problems + 1] = err end
   return values or {}
 end
@@ -370,6 +370,7 @@ local function api(self)
   mw.settings = function(settings)
     if type(settings) ~= "table" then error("mw.settings: expected a table", 2) end
     self.settings = fields.check(settings, SETTINGS, position(self, "settings"), self.problems)
+    C.mw_vm_read_memory(wait.vm, fields.bytes(self.settings.memory)) -- it holds for the rest of the file too
   end
   return mw
 end
@@ -377,8 +378,8 @@ end
 local function run_main(self)
   local chunk, err = self.sandbox.load_file "moonwire.lua"
   if not chunk then
-    local _, why = self.sandbox.read "moonwire.lua"
-    if why and why:find("No such file", 1, true) then
+    local _, _, missing = self.sandbox.read "moonwire.lua"
+    if missing then
       err = ("%s: there is no moonwire.lua; `moonwire new` makes a project"):format(self.dir)
     end
     self.problems[#self.problems + 1] = err
@@ -414,6 +415,7 @@ function M.read(dir, options)
     end
   end, options.files)
   mw = api(self)
+  self.sandbox.reading = true
   run_main(self)
   if #self.problems == 0 and #self.pipelines == 0 then
     self.problems[1] = 'moonwire.lua: declares no pipeline: write mw.pipeline "name" { from = …, handler = … }'
@@ -421,6 +423,7 @@ function M.read(dir, options)
   for _, p in ipairs(self.pipelines) do
     if settle_pipeline(self, p) and #self.problems == 0 then check_spec(self, p) end
   end
+  self.sandbox.reading = false
   return self
 end
 

@@ -20,6 +20,7 @@ local function yield(...)
   if not coroutine.running() or wait.current and coroutine.running() == wait.current.co then
     error("coroutine.yield: only inside a coroutine of your own; to wait, use mw.sleep", 2)
   end
+  if wait.loading then error("coroutine.yield: not while a file is loaded: " .. wait.loading, 2) end
   return coroutine.yield(...)
 end
 
@@ -62,7 +63,7 @@ local function wrap(fn)
 end
 
 local function standard()
-  local world = pick(_G, [[assert error ipairs next pairs pcall print rawequal rawget rawset select setmetatable
+  local world = pick(_G, [[assert error ipairs next pairs pcall rawequal rawget rawset select setmetatable
     getmetatable tonumber tostring type unpack xpcall _VERSION]])
   world.string = pick(string, "byte char find format gmatch gsub len lower match rep reverse sub upper")
   world.table = pick(table, "concat insert maxn remove sort")
@@ -160,13 +161,22 @@ function M.new(dir, builtin, texts)
     end
     local chunk, err = self.load_file(relative)
     if not chunk then return nil, err end
-    loading[name] = relative
+    local before = wait.loading
+    loading[name], wait.loading = relative, relative -- nobody may come in between: it would seem to require itself
     local ok, result = pcall(chunk)
-    loading[name] = nil
+    loading[name], wait.loading = nil, before
     if not ok then return nil, M.raised(result, relative) end
     if result == nil then result = true end
     loaded[name] = result
     return result
+  end
+
+  -- What a command prints must stay what it is: `check --json` is read by programs.
+  function world.print(...)
+    if not self.reading then return print(...) end
+    local words = {}
+    for i = 1, select("#", ...) do words[i] = tostring((select(i, ...))) end
+    io.stderr:write(table.concat(words, "\t"), "\n")
   end
 
   world._G = world
