@@ -90,7 +90,13 @@ struct rmq_job { /* something to be done on the admin channel, one at a time */
 
 /* ---- the connection ---- */
 
-enum { RMQ_CHAN_PUBLISH = 1, RMQ_CHAN_ADMIN = 2, RMQ_CHAN_BROWSE = 3, RMQ_CHAN_CONSUME = 1 };
+enum {
+    RMQ_CHAN_PUBLISH = 1,
+    RMQ_CHAN_ADMIN = 2,
+    RMQ_CHAN_BROWSE = 3,
+    RMQ_CHAN_CONSUME = 1,
+    RMQ_CHAN_JOURNAL = 2
+};
 
 typedef enum { RMQ_DECLARE_AUTO, RMQ_DECLARE_PASSIVE } rmq_declare_mode;
 
@@ -213,7 +219,7 @@ struct rmq_sub {
     bool missing, paused, closing, held, standby;
     bool compared, told_differs;
     bool without;  /* another process has the journal */
-    bool keeps;    /* retries wait here: there is no queue for them, nor may one be made */
+    bool keeps;    /* retries wait here: no queue may be made for them, or they might not come back from it */
     int told_code; /* the broker's last reason that was logged; 0: it runs */
     uint32_t unit; /* one per channel that was opened: tags die with it */
     uint32_t prefetch;
@@ -289,11 +295,12 @@ void rmq_journal_silence(rmq_journal *j, bool mute);
 void rmq_journal_reset(rmq_journal *j); /* the deliveries it knew are gone */
 bool rmq_journal_loaded(
     rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
+bool rmq_journal_reading(const rmq_journal *j);
 void rmq_journal_meet(rmq_journal *j,
                       mw_incoming *in); /* it came before: fills attempt, due time and error */
 void rmq_journal_suspect(rmq_journal *j, uint64_t tag); /* it is begun next */
 bool rmq_journal_stands(
-    rmq_journal *j); /* what was met is written; false: rmq_sub_pump is called when it is */
+    rmq_journal *j); /* what was met is written, or cannot be now; false: rmq_sub_pump is called then */
 void rmq_journal_begin(rmq_journal *j, uint64_t tag);
 void rmq_journal_failed(rmq_journal *j, const mw_settlement *x);
 void rmq_journal_gone(rmq_journal *j, const rmq_entry *e);

@@ -65,7 +65,8 @@ void rmq_sub_hold(rmq_sub *s, bool on) {
     mw_stream_hold(s->line->stream, on);
 }
 
-/* Messages that came before wait until their history is known, and written down with this delivery in it. */
+/* Messages that came before wait until their history is known, and written down with this delivery in it, if
+ * the broker takes it now. */
 static bool history_known(rmq_sub *s) {
     if (!s->journal) return true;
     mw_incoming *w = (mw_incoming *)(void *)s->waiting.data;
@@ -143,7 +144,8 @@ void rmq_sub_pump(rmq_sub *s) {
         s->waiting.len = 0;
         s->waiting_at = s->waiting_bytes = 0;
     }
-    rmq_sub_hold(s, s->waiting_bytes > HOLD_BYTES);
+    bool reading = s->journal && rmq_journal_reading(s->journal);
+    rmq_sub_hold(s, s->waiting_bytes > HOLD_BYTES && !reading);
 }
 
 static mw_message *make_message(rmq_content *k, const rmq_envelope *e) {

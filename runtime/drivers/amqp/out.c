@@ -239,6 +239,10 @@ static void out_blocked(void *owner, bool blocked, rmq_str why) {
     if (blocked) mw_log_str("reason", why.data, why.len);
     mw_log_end();
     rmq_pump(c);
+    for (rmq_sub *s = c->subs, *next; s; s = next) { /* they do not wait for their journals any more */
+        next = s->next;
+        if (blocked) rmq_sub_pump(s);
+    }
 }
 
 static void out_drained(void *owner) { rmq_pump(owner); }

@@ -59,7 +59,8 @@ static bool exclusive(const rmq_sub *s) {
 }
 
 static bool needs_lock(const rmq_sub *s) {
-    return s->place || (s->journal && s->order == MW_ORDER_NONE && !s->keeps && !s->without);
+    return s->place ||
+           (s->journal && s->order == MW_ORDER_NONE && s->conn->declare == RMQ_DECLARE_AUTO && !s->without);
 }
 
 /* A stream has no exclusive consumers, but a queue can be one connection's own, and goes with it: whoever has
