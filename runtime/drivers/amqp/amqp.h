@@ -69,8 +69,11 @@ struct rmq_target {
         RMQ_TRYING,    /* it was found or made; one publication goes ahead alone */
         RMQ_RETURNING, /* some came back: no more, until what is under way is over; then it is asked for again
                         */
+        RMQ_UNREADY,   /* the one that went ahead was refused: it is asked for again in a moment */
         RMQ_THERE
     } state;
+    rmq_conn *conn;
+    mw_timer again;     /* UNREADY */
     uint64_t since;     /* TIER: when it was declared last */
     int64_t ttl_ms;     /* TIER */
     uint32_t under_way; /* publications among `ready` or sent */
@@ -166,8 +169,9 @@ rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, 
 void rmq_target_add(rmq_conn *c, rmq_pub *p); /* to c->ready when its target may have it, else it waits */
 /* It was confirmed, refused or given up, and p->done is next; routed: the broker has the queue. */
 void rmq_target_over(rmq_conn *c, rmq_pub *p, bool routed);
-void rmq_target_back(rmq_conn *c, rmq_pub *p);      /* it was returned: once more, before those behind it */
-void rmq_targets_forget(rmq_conn *c);               /* the line was lost: ask again */
+void rmq_target_back(rmq_conn *c, rmq_pub *p); /* it was returned: once more, before those behind it */
+void rmq_target_unready(rmq_pub *p);           /* likewise, after a moment: the first one to it was refused */
+void rmq_targets_forget(rmq_conn *c);          /* the line was lost: ask again */
 void rmq_targets_gather(rmq_conn *c, rmq_fifo *to); /* all that waits, also c->ready */
 bool rmq_targets_waiting(rmq_conn *c);
 void rmq_targets_free(rmq_conn *c);

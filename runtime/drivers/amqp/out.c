@@ -66,7 +66,9 @@ static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
     rmq_pub *p = take_sent(c, seq);
     if (!p) return;
     mw_error e;
-    if (!taken) {
+    if (!taken && p->to->state == RMQ_TRYING && p->tries < TRIES) {
+        rmq_target_unready(p);
+    } else if (!taken) {
         mw_fail(&e, MW_ECLOSED, true,
                 "%s: the broker did not take the message: its queue is full (overflow = \"reject-publish\") "
                 "or failed",
