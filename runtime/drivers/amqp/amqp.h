@@ -7,7 +7,10 @@
  *   amqp.c       the driver: URL, open, close, what it can do
  *   out.c        publishing: confirms, returns, back-pressure
  *   targets.c    where publications go: queues that are declared first, exchanges, delay tiers
- *   consume.c    a subscription: declare, prefetch, deliver, fence
+ *   consume.c    a subscription
+ *   tune.c       the way to its consumer: declare, compare, lock, prefetch
+ *   deliver.c    from the broker to the core
+ *   window.c     deliveries until they are settled, by tag
  *   settle.c     acks, retries, releases
  *   place.c      where a group has got to in a stream
  *   journal.c    what a crash must not forget of ordered messages: attempts, held retries
@@ -232,7 +235,8 @@ struct rmq_sub {
 
     rmq_entry *window; /* ring, by delivery tag */
     size_t window_room;
-    uint64_t base, top; /* tags in [base, top) are in the window */
+    uint64_t base, top; /* tags in [base, top) are in the ring */
+    mw_map aside;       /* tag -> rmq_entry: those below, that others have passed */
     mw_buf done;        /* of uint64_t: acked by the core, not written yet */
     mw_timer ack_soon;
     uint32_t unsettled;
@@ -280,7 +284,14 @@ void rmq_consume_stream(rmq_sub *s); /* the group's place is known now */
 void rmq_came(rmq_chan *chan, rmq_content *k);
 void rmq_sub_pump(rmq_sub *s);
 void rmq_sub_hold(rmq_sub *s, bool on); /* reads nothing more for now */
-rmq_entry *rmq_entry_of(rmq_sub *s, uint64_t tag);
+void rmq_deliveries_clear(rmq_sub *s);  /* those in the window, and those that wait */
+
+/* window.c */
+rmq_entry *rmq_entry_of(const rmq_sub *s, uint64_t tag); /* NULL: none; valid until the next one is added */
+rmq_entry *rmq_window_add(rmq_sub *s, uint64_t tag);     /* the newest, to be filled */
+void rmq_window_settled(rmq_sub *s, uint64_t tag);       /* nothing is left to do for it */
+/* Settled ones at the low end leave the ring; the last one that is to be acked among them, or 0. */
+uint64_t rmq_window_advance(rmq_sub *s, size_t *count);
 void rmq_window_clear(rmq_sub *s);
 
 /* settle.c */

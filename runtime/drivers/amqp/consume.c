@@ -163,7 +163,7 @@ void rmq_sub_free(rmq_sub *s) {
     mw_timer_stop(&s->ack_soon);
     mw_deferred_cancel(c->loop, &s->answering);
     rmq_line_free(s->line);
-    rmq_window_clear(s);
+    rmq_deliveries_clear(s);
     rmq_journal_free(s->journal);
     free(s->window);
     mw_buf_free(&s->done);

@@ -16,7 +16,7 @@
  * not read the latter: messages go on all the same, and what is to be noted of them stands when the alarm is
  * over.
  *
- * With order = "none" several processes read the queue. One of them has the journal (consume.c: lock) and
+ * With order = "none" several processes read the queue. One of them has the journal (tune.c: lock) and
  * counts; for the others it is mute, as if there were none.
  *
  * Where nothing may be declared (declare=passive) and the queue is not there it is mute: kept in memory only,

@@ -194,8 +194,8 @@ static void closed(rmq_chan *chan, int code, const mw_error *why) {
     s->step = RMQ_ASLEEP;
     s->held = s->resting = false;
     mw_timer_stop(&s->again);
-    bool any = s->top > s->base;
-    rmq_window_clear(s);
+    bool any = s->top > s->base || s->aside.count;
+    rmq_deliveries_clear(s);
     if (s->journal) rmq_journal_reset(s->journal);
     s->fresh = s->asking = false;
     if (any && !s->closing) s->host->fence(s->source, unit);
