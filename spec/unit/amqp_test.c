@@ -1,5 +1,4 @@
-/* amqp_test.c - the RabbitMQ driver without a broker: tables, envelopes, tiers, and lines that a broker broke
- * off. */
+/* amqp_test.c - the RabbitMQ driver without a broker: tables, envelopes, tiers, places, the window. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -167,14 +166,69 @@ static void test_place(void) {
     mw_buf_free(&b);
 }
 
+/* What the broker makes of the acks that were written: those it still waits for are marked in `unacked`. */
+static void take_acks(rmq_sub *s, bool *unacked, uint64_t *lowest) {
+    mw_buf *out = &s->line->out;
+    rmq_reader r = over(out);
+    while (r.at != r.end) {
+        rmq_u8(&r), rmq_u16(&r), rmq_u32(&r);
+        CHECK(rmq_u32(&r) == RMQ_ACK);
+        uint64_t tag = rmq_u64(&r);
+        bool multiple = rmq_u8(&r);
+        CHECK(rmq_u8(&r) == RMQ_END && unacked[tag]);
+        for (uint64_t i = multiple ? *lowest : tag; i <= tag; i++) {
+            const rmq_entry *e = rmq_entry_of(s, i);
+            CHECK(!e || e->state != RMQ_OURS);
+            unacked[i] = false;
+        }
+        while (!unacked[*lowest] && *lowest < s->top) ++*lowest;
+    }
+    out->len = 0;
+}
+
+/* Deliveries that stay while many pass: the room does not grow with those, and no ack takes them along. */
+static void test_window(void) {
+    enum { COUNT = 400000, PREFETCH = 100, STAY = 7, EVERY = 50000 };
+    rmq_line line = {0};
+    rmq_sub s = {.prefetch = PREFETCH, .line = &line};
+    bool *unacked = calloc(COUNT + 2, 1);
+    uint64_t lowest = 1, random = 1, live[PREFETCH] = {0};
+    for (uint64_t tag = 1; tag <= COUNT; tag++) {
+        random = mw_hash64(&random, sizeof random);
+        uint64_t *slot = &live[STAY + random % (PREFETCH - STAY)];
+        if (*slot) rmq_acked(&s, *slot);
+        if (random % 3 == 0) rmq_write_acks(&s);
+        take_acks(&s, unacked, &lowest);
+        *rmq_window_add(&s, tag) = (rmq_entry){.state = RMQ_OURS, .failures = (uint32_t)tag};
+        take_acks(&s, unacked, &lowest);
+        unacked[tag] = true;
+        *slot = tag;
+        if (tag % EVERY || tag / EVERY > STAY) continue;
+        live[tag / EVERY - 1] = tag; /* it stays until the end */
+        *slot = 0;
+    }
+    CHECK(s.window_room <= 4 * 2 * PREFETCH && s.aside.capacity <= 1024);
+    for (int i = 0; i < PREFETCH; i++) {
+        if (!live[i]) continue;
+        CHECK(rmq_entry_of(&s, live[i]) && rmq_entry_of(&s, live[i])->failures == live[i]);
+        rmq_acked(&s, live[i]);
+    }
+    rmq_write_acks(&s);
+    take_acks(&s, unacked, &lowest);
+    CHECK(lowest == COUNT + 1 && s.base == s.top && s.unsettled == 0 && s.aside.count == 0);
+    *rmq_window_add(&s, COUNT + 1) = (rmq_entry){.state = RMQ_OURS};
+    rmq_window_clear(&s);
+    CHECK(!rmq_entry_of(&s, COUNT + 1));
+    free(s.window);
+    mw_buf_free(&s.done);
+    mw_buf_free(&line.out);
+    free(unacked);
+}
+
 int main(int argc, char **argv) {
-    static const test TESTS[] = {{"reader", test_reader_ends},
-                                 {"depth", test_depth},
-                                 {"values", test_values},
-                                 {"envelope", test_envelope},
-                                 {"tiers", test_tiers},
-                                 {"place", test_place},
-                                 {NULL, NULL}};
+    static const test TESTS[] = {{"reader", test_reader_ends}, {"depth", test_depth}, {"values", test_values},
+                                 {"envelope", test_envelope},  {"tiers", test_tiers}, {"place", test_place},
+                                 {"window", test_window},      {NULL, NULL}};
     int result = run_tests(TESTS, argc, argv);
     mw_text_cache_clear();
     return result;

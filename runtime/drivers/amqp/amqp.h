@@ -7,7 +7,10 @@
  *   amqp.c       the driver: URL, open, close, what it can do
  *   out.c        publishing: confirms, returns, back-pressure
  *   targets.c    where publications go: queues that are declared first, exchanges, delay tiers
- *   consume.c    a subscription: declare, prefetch, deliver, fence
+ *   consume.c    a subscription
+ *   tune.c       the way to its consumer: declare, compare, lock, prefetch
+ *   deliver.c    from the broker to the core
+ *   window.c     deliveries until they are settled, by tag
  *   settle.c     acks, retries, releases
  *   place.c      where a group has got to in a stream
  *   journal.c    what a crash must not forget of ordered messages: attempts, held retries
@@ -69,8 +72,11 @@ struct rmq_target {
         RMQ_TRYING,    /* it was found or made; one publication goes ahead alone */
         RMQ_RETURNING, /* some came back: no more, until what is under way is over; then it is asked for again
                         */
+        RMQ_UNREADY,   /* the one that went ahead was refused: it is asked for again in a moment */
         RMQ_THERE
     } state;
+    rmq_conn *conn;
+    mw_timer again;     /* UNREADY */
     uint64_t since;     /* TIER: when it was declared last */
     int64_t ttl_ms;     /* TIER */
     uint32_t under_way; /* publications among `ready` or sent */
@@ -90,7 +96,13 @@ struct rmq_job { /* something to be done on the admin channel, one at a time */
 
 /* ---- the connection ---- */
 
-enum { RMQ_CHAN_PUBLISH = 1, RMQ_CHAN_ADMIN = 2, RMQ_CHAN_BROWSE = 3, RMQ_CHAN_CONSUME = 1 };
+enum {
+    RMQ_CHAN_PUBLISH = 1,
+    RMQ_CHAN_ADMIN = 2,
+    RMQ_CHAN_BROWSE = 3,
+    RMQ_CHAN_CONSUME = 1,
+    RMQ_CHAN_JOURNAL = 2
+};
 
 typedef enum { RMQ_DECLARE_AUTO, RMQ_DECLARE_PASSIVE } rmq_declare_mode;
 
@@ -160,8 +172,9 @@ rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, 
 void rmq_target_add(rmq_conn *c, rmq_pub *p); /* to c->ready when its target may have it, else it waits */
 /* It was confirmed, refused or given up, and p->done is next; routed: the broker has the queue. */
 void rmq_target_over(rmq_conn *c, rmq_pub *p, bool routed);
-void rmq_target_back(rmq_conn *c, rmq_pub *p);      /* it was returned: once more, before those behind it */
-void rmq_targets_forget(rmq_conn *c);               /* the line was lost: ask again */
+void rmq_target_back(rmq_conn *c, rmq_pub *p); /* it was returned: once more, before those behind it */
+void rmq_target_unready(rmq_pub *p);           /* likewise, after a moment: the first one to it was refused */
+void rmq_targets_forget(rmq_conn *c);          /* the line was lost: ask again */
 void rmq_targets_gather(rmq_conn *c, rmq_fifo *to); /* all that waits, also c->ready */
 bool rmq_targets_waiting(rmq_conn *c);
 void rmq_targets_free(rmq_conn *c);
@@ -213,7 +226,7 @@ struct rmq_sub {
     bool missing, paused, closing, held, standby;
     bool compared, told_differs;
     bool without;  /* another process has the journal */
-    bool keeps;    /* retries wait here: there is no queue for them, nor may one be made */
+    bool keeps;    /* retries wait here: no queue may be made for them, or they might not come back from it */
     int told_code; /* the broker's last reason that was logged; 0: it runs */
     uint32_t unit; /* one per channel that was opened: tags die with it */
     uint32_t prefetch;
@@ -222,7 +235,8 @@ struct rmq_sub {
 
     rmq_entry *window; /* ring, by delivery tag */
     size_t window_room;
-    uint64_t base, top; /* tags in [base, top) are in the window */
+    uint64_t base, top; /* tags in [base, top) are in the ring */
+    mw_map aside;       /* tag -> rmq_entry: those below, that others have passed */
     mw_buf done;        /* of uint64_t: acked by the core, not written yet */
     mw_timer ack_soon;
     uint32_t unsettled;
@@ -270,7 +284,14 @@ void rmq_consume_stream(rmq_sub *s); /* the group's place is known now */
 void rmq_came(rmq_chan *chan, rmq_content *k);
 void rmq_sub_pump(rmq_sub *s);
 void rmq_sub_hold(rmq_sub *s, bool on); /* reads nothing more for now */
-rmq_entry *rmq_entry_of(rmq_sub *s, uint64_t tag);
+void rmq_deliveries_clear(rmq_sub *s);  /* those in the window, and those that wait */
+
+/* window.c */
+rmq_entry *rmq_entry_of(const rmq_sub *s, uint64_t tag); /* NULL: none; valid until the next one is added */
+rmq_entry *rmq_window_add(rmq_sub *s, uint64_t tag);     /* the newest, to be filled */
+void rmq_window_settled(rmq_sub *s, uint64_t tag);       /* nothing is left to do for it */
+/* Settled ones at the low end leave the ring; the last one that is to be acked among them, or 0. */
+uint64_t rmq_window_advance(rmq_sub *s, size_t *count);
 void rmq_window_clear(rmq_sub *s);
 
 /* settle.c */
@@ -289,11 +310,12 @@ void rmq_journal_silence(rmq_journal *j, bool mute);
 void rmq_journal_reset(rmq_journal *j); /* the deliveries it knew are gone */
 bool rmq_journal_loaded(
     rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
+bool rmq_journal_reading(const rmq_journal *j);
 void rmq_journal_meet(rmq_journal *j,
                       mw_incoming *in); /* it came before: fills attempt, due time and error */
 void rmq_journal_suspect(rmq_journal *j, uint64_t tag); /* it is begun next */
 bool rmq_journal_stands(
-    rmq_journal *j); /* what was met is written; false: rmq_sub_pump is called when it is */
+    rmq_journal *j); /* what was met is written, or cannot be now; false: rmq_sub_pump is called then */
 void rmq_journal_begin(rmq_journal *j, uint64_t tag);
 void rmq_journal_failed(rmq_journal *j, const mw_settlement *x);
 void rmq_journal_gone(rmq_journal *j, const rmq_entry *e);

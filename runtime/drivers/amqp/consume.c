@@ -92,6 +92,10 @@ static int check(rmq_conn *c, const mw_subscription *spec, bool stream, mw_error
     return 0;
 }
 
+/* One that is full refuses, or drops what it has. The broker takes no notice of that when something comes out
+ * of a delay queue: it is gone. */
+static bool is_bounded(const rmq_queue_options *o) { return o->max_length || o->max_bytes; }
+
 mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     rmq_conn *c = (rmq_conn *)conn;
     bool stream = rmq_is_stream(c, spec->channel);
@@ -114,7 +118,7 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     }
     s->newest = !spec->from_start;
     if (stream) s->place = rmq_place_new();
-    s->keeps = c->declare == RMQ_DECLARE_PASSIVE;
+    s->keeps = c->declare == RMQ_DECLARE_PASSIVE || is_bounded(rmq_options_of(c, s->queue));
     bool fits = strlen(s->queue) <= 255 - strlen("mw.journal.");
     if (s->order != MW_ORDER_NONE || stream || s->keeps || fits) s->journal = rmq_journal_new(s);
     rmq_chan_add(s->line, &s->chan, RMQ_CHAN_CONSUME, &rmq_consuming, s);
@@ -159,7 +163,7 @@ void rmq_sub_free(rmq_sub *s) {
     mw_timer_stop(&s->ack_soon);
     mw_deferred_cancel(c->loop, &s->answering);
     rmq_line_free(s->line);
-    rmq_window_clear(s);
+    rmq_deliveries_clear(s);
     rmq_journal_free(s->journal);
     free(s->window);
     mw_buf_free(&s->done);

@@ -1,45 +1,18 @@
-/* deliver.c - what the broker delivers, on its way to the core: a window by tag, where each stays until it is
- * settled, and those that wait there for room, for their history, or to run alone. */
+/* deliver.c - what the broker delivers, on its way to the core: into the window, where each stays until it is
+ * settled, and through the list of those that wait for room, for their history, or to run alone. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "drivers/amqp/amqp.h"
 
 enum { SPAN_MAX = 1000000 }; /* how far beyond its mark a stream is read */
-enum { BATCH = 256, HOLD_BYTES = 4 << 20 };
+enum { BATCH = 256, HOLD_BYTES = 4 << 20, WAITED_MOST = 1024 };
 
-/* ---- the window: deliveries by tag ---- */
+/* ---- handing on ---- */
 
-rmq_entry *rmq_entry_of(rmq_sub *s, uint64_t tag) {
-    if (tag < s->base || tag >= s->top) return NULL;
-    return &s->window[tag & (s->window_room - 1)];
-}
-
-static rmq_entry *window_add(rmq_sub *s, uint64_t tag) {
-    if (s->base == s->top) s->base = s->top = tag;
-    while (tag - s->base >= s->window_room) {
-        size_t room = s->window_room ? s->window_room * 2 : 256;
-        rmq_entry *ring = calloc(room, sizeof *ring);
-        if (!ring) abort();
-        for (uint64_t i = s->base; i < s->top; i++)
-            ring[i & (room - 1)] = s->window[i & (s->window_room - 1)];
-        free(s->window);
-        s->window = ring;
-        s->window_room = room;
-    }
-    s->top = tag + 1;
-    s->unsettled++;
-    return &s->window[tag & (s->window_room - 1)];
-}
-
-void rmq_window_clear(rmq_sub *s) {
-    for (uint64_t i = s->base; i < s->top; i++) {
-        rmq_entry *e = &s->window[i & (s->window_room - 1)];
-        mw_message_unref(e->msg);
-        mw_text_unref(e->first_error);
-        *e = (rmq_entry){0};
-    }
-    s->base = s->top = 0;
+void rmq_deliveries_clear(rmq_sub *s) {
+    rmq_window_clear(s);
     s->done.len = 0;
     mw_timer_stop(&s->ack_soon);
     s->unsettled = 0;
@@ -55,8 +28,6 @@ void rmq_window_clear(rmq_sub *s) {
     s->alone = 0;
 }
 
-/* ---- handing on ---- */
-
 static size_t waiting_count(const rmq_sub *s) { return s->waiting.len / sizeof(mw_incoming) - s->waiting_at; }
 
 void rmq_sub_hold(rmq_sub *s, bool on) {
@@ -65,7 +36,8 @@ void rmq_sub_hold(rmq_sub *s, bool on) {
     mw_stream_hold(s->line->stream, on);
 }
 
-/* Messages that came before wait until their history is known, and written down with this delivery in it. */
+/* Messages that came before wait until their history is known, and written down with this delivery in it, if
+ * the broker takes it now. */
 static bool history_known(rmq_sub *s) {
     if (!s->journal) return true;
     mw_incoming *w = (mw_incoming *)(void *)s->waiting.data;
@@ -115,6 +87,17 @@ static size_t next_batch(rmq_sub *s, mw_incoming **out) {
     return n;
 }
 
+/* The room of those that were handed on, also where there are always some that wait. */
+static void forget_waited(rmq_sub *s) {
+    size_t left = waiting_count(s);
+    if (left && (s->waiting_at < WAITED_MOST || s->waiting_at < left)) return;
+    if (left)
+        memmove(s->waiting.data, (mw_incoming *)(void *)s->waiting.data + s->waiting_at,
+                left * sizeof(mw_incoming));
+    s->waiting.len = left * sizeof(mw_incoming);
+    s->waiting_at = 0;
+}
+
 void rmq_sub_pump(rmq_sub *s) {
     if (s->paused || s->closing) return;
     if (s->step == RMQ_READING) {
@@ -140,10 +123,11 @@ void rmq_sub_pump(rmq_sub *s) {
     }
     if (!waiting_count(s)) {
         s->careful = s->careful && s->alone;
-        s->waiting.len = 0;
-        s->waiting_at = s->waiting_bytes = 0;
+        s->waiting_bytes = 0;
     }
-    rmq_sub_hold(s, s->waiting_bytes > HOLD_BYTES);
+    forget_waited(s);
+    bool reading = s->journal && rmq_journal_reading(s->journal);
+    rmq_sub_hold(s, s->waiting_bytes > HOLD_BYTES && !reading);
 }
 
 static mw_message *make_message(rmq_content *k, const rmq_envelope *e) {
@@ -206,13 +190,13 @@ void rmq_came(rmq_chan *chan, rmq_content *k) {
     }
     mw_message *m = good ? make_message(k, &e) : NULL;
     mw_text *first = good && e.first_error.len ? mw_text_new(e.first_error.data, e.first_error.len) : NULL;
-    *window_add(s, k->tag) = (rmq_entry){.msg = m,
-                                         .failures = e.failures,
-                                         .state = m ? RMQ_OURS : RMQ_SETTLED,
-                                         .has_id = e.has_id,
-                                         .redelivered = came_before(s, k, e.offset),
-                                         .offset = e.offset,
-                                         .first_error = first};
+    *rmq_window_add(s, k->tag) = (rmq_entry){.msg = m,
+                                             .failures = e.failures,
+                                             .state = m ? RMQ_OURS : RMQ_SETTLED,
+                                             .has_id = e.has_id,
+                                             .redelivered = came_before(s, k, e.offset),
+                                             .offset = e.offset,
+                                             .first_error = first};
     if (s->place && e.has_offset && !rmq_place_add(s->place, e.offset)) {
         drop(s, k->tag, m, first);
         return;

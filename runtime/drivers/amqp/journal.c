@@ -7,11 +7,16 @@
  *   failures, due time, first error: of a message that waits here for its next attempt
  *   begun: a handler has it for more than a turn of the loop; dead with us, it counts
  *   met: it came a second time although nothing was known of it; a third time it is a suspect, and runs alone
- *   (consume.c)
+ *   (deliver.c)
+ *   who: the process that noted it begun or met. One that lives has not died of it: it lost its connection
  *
  * A handler that ends within its turn, which is the rule, costs nothing here.
  *
- * With order = "none" several processes read the queue. One of them has the journal (consume.c: lock) and
+ * It is read over the consumer's line, and written over the one that publishes. A broker with an alarm does
+ * not read the latter: messages go on all the same, and what is to be noted of them stands when the alarm is
+ * over.
+ *
+ * With order = "none" several processes read the queue. One of them has the journal (tune.c: lock) and
  * counts; for the others it is mute, as if there were none.
  *
  * Where nothing may be declared (declare=passive) and the queue is not there it is mute: kept in memory only,
@@ -19,15 +24,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
+#include "base/uuid.h"
 #include "drivers/amqp/amqp.h"
 
 enum {
-    MAGIC = 0x4d574a31,
-    STREAM_MAGIC = 0x4d574a32,
+    MAGIC = 0x4d574a33,
+    STREAM_MAGIC = 0x4d574a34,
     BEGUN = 1,
     MET = 2,
+    SUSPECT = 4,
     TIDY_MS = 500,
     AGAIN_MS = 300,
     AGAIN_MOST_MS = 10000,
@@ -40,6 +48,7 @@ enum {
 typedef struct note {
     uint32_t failures;
     uint8_t flags;
+    uint64_t who; /* set the flags */
     int64_t due_ms;
     mw_text *error;
 } note;
@@ -53,7 +62,8 @@ typedef struct waiter { /* a settlement that is answered when it is written */
 struct rmq_journal {
     rmq_sub *sub;
     char name[300];
-    mw_map notes; /* identity -> note */
+    mw_map notes;  /* identity -> note */
+    rmq_chan chan; /* to read it; beside the consumer's */
     enum { UNREAD, READING, READ } state;
     uint64_t version, written; /* of the notes; of what the broker has confirmed */
     uint64_t met_version;      /* of the last message that was met */
@@ -64,12 +74,13 @@ struct rmq_journal {
     mw_buf begun, begun_before; /* of uint64_t: tags, of this turn and of the one before */
     mw_deferred turn;
     mw_timer tidy;
-    struct reading *reading;
     void (*quiet)(rmq_sub *s);
     mw_timer quiet_limit;
     mw_timer look;
     uint32_t looks;
 };
+
+static bool is_passive(const rmq_sub *s) { return s->conn->declare == RMQ_DECLARE_PASSIVE; }
 
 rmq_journal *rmq_journal_new(rmq_sub *s) {
     rmq_journal *j = calloc(1, sizeof *j);
@@ -79,7 +90,8 @@ rmq_journal *rmq_journal_new(rmq_sub *s) {
         snprintf(j->name, sizeof j->name, "mw.place.%s@%s", s->group, s->queue);
     else
         snprintf(j->name, sizeof j->name, "mw.journal.%s", s->queue);
-    j->mute = s->keeps && s->order == MW_ORDER_NONE; /* several read side by side, and it is one reader's */
+    j->mute =
+        is_passive(s) && s->order == MW_ORDER_NONE; /* several read side by side: it would need a lock */
     return j;
 }
 
@@ -88,6 +100,19 @@ bool rmq_journal_mute(const rmq_journal *j) { return j->mute; }
 void rmq_journal_silence(rmq_journal *j, bool mute) { j->mute = mute; }
 
 /* ---- notes ---- */
+
+static uint64_t this_process(void) {
+    static uint64_t who;
+    static pid_t pid;
+    if (pid != getpid()) who = mw_random64();
+    pid = getpid();
+    return who;
+}
+
+static void mark(note *n, uint8_t flags) {
+    n->flags = flags;
+    n->who = this_process();
+}
 
 static uint64_t identity_of(const rmq_journal *j, const rmq_entry *e) {
     mw_parts p;
@@ -132,6 +157,7 @@ static mw_message *state_of(rmq_journal *j) {
         rmq_put_u64(&b, identity);
         rmq_put_u32(&b, n->failures);
         rmq_put_u8(&b, n->flags);
+        rmq_put_u64(&b, n->who);
         rmq_put_u64(&b, (uint64_t)n->due_ms);
         size_t len = !n->error ? 0 : n->error->len < ERROR_MAX ? n->error->len : ERROR_MAX;
         rmq_put_long(&b, n->error ? n->error->data : "", len);
@@ -242,7 +268,7 @@ static void written(rmq_journal *j, uint64_t version) {
 }
 
 static void write_failed(rmq_journal *j, const mw_error *e) {
-    j->mute = j->sub->keeps && e->code == MW_EUSAGE; /* there is no such queue */
+    j->mute = is_passive(j->sub) && e->code == MW_EUSAGE; /* there is no such queue */
     j->again_ms = j->mute ? 0 : j->again_ms ? j->again_ms * 2 : AGAIN_MS;
     if (j->again_ms > AGAIN_MOST_MS) j->again_ms = AGAIN_MOST_MS;
     mw_log_begin(
@@ -269,9 +295,12 @@ static void write_done(rmq_pub *p, const mw_error *e) {
         written(j, version);
 }
 
+/* What cannot be written now is written later: a backlog that caused the alarm must be able to drain. Whoever
+ * dies before that was not noted, which costs an attempt that is not counted. */
 bool rmq_journal_stands(rmq_journal *j) {
+    const rmq_line *out = j->sub->conn->out;
     j->pump_after = j->written < j->met_version;
-    return !j->pump_after;
+    return !j->pump_after || (out && out->blocked);
 }
 
 static void quiet_late(mw_timer *t) {
@@ -299,7 +328,7 @@ static void turn_end(mw_deferred *d) {
         rmq_entry *e = rmq_entry_of(j->sub, tags[i]);
         if (!e || e->state != RMQ_OURS || !e->begun) continue;
         note *n = note_of(j, identity_of(j, e));
-        n->flags = BEGUN;
+        mark(n, BEGUN | (n->flags & SUSPECT));
         n->due_ms = 0;
         if (e->failures > n->failures) n->failures = e->failures;
         j->version++;
@@ -364,17 +393,23 @@ void rmq_journal_release(rmq_journal *j, const rmq_entry *e) {
     changed(j);
 }
 
+/* A death that left it begun counts. One that left it met may have been its doing, unless its time had not
+ * come: then it cannot have begun since. */
 void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
     rmq_entry *e = rmq_entry_of(j->sub, in->tag);
     note *n = note_of(j, identity_of(j, e));
+    bool died = n->flags && n->who != this_process();
+    e->suspect = n->flags & SUSPECT;
     if (n->failures < e->failures) n->failures = e->failures;
-    if (n->flags & BEGUN) {
+    if (died && n->flags & BEGUN) {
+        e->suspect = false;
         n->failures++;
         n->due_ms = 0;
-    } else if (n->flags & MET) {
-        e->suspect = j->sub->careful = true;
+    } else if (died && n->due_ms <= mw_loop_wall_ms(j->sub->conn->loop)) {
+        e->suspect = true;
     }
-    n->flags = MET;
+    j->sub->careful |= e->suspect;
+    mark(n, MET | (e->suspect ? SUSPECT : 0));
     in->attempt = n->failures + 1;
     in->not_before = n->due_ms;
     if (n->error && !in->first_error) {
@@ -387,7 +422,7 @@ void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
 
 void rmq_journal_suspect(rmq_journal *j, uint64_t tag) {
     rmq_entry *e = rmq_entry_of(j->sub, tag);
-    note_of(j, identity_of(j, e))->flags = BEGUN;
+    mark(note_of(j, identity_of(j, e)), BEGUN | SUSPECT);
     changed(j);
     j->met_version = j->version;
 }
@@ -400,6 +435,7 @@ void rmq_journal_reset(rmq_journal *j) {
     forget_notes(j);
     drop_writing(j);
     j->written = j->version;
+    if (j->state == READING && j->chan.open) rmq_chan_restart(&j->chan); /* an answer may be on its way */
     j->state = UNREAD;
     j->pump_after = j->clean = false;
     if (j->sub->place) rmq_place_reset(j->sub->place);
@@ -411,36 +447,25 @@ void rmq_journal_reset(rmq_journal *j) {
 
 /* ---- reading ---- */
 
-typedef struct reading {
-    rmq_job job;
-    rmq_journal *journal; /* NULL: nobody waits any more */
-    bool get;
-} reading;
-
-static void read_start(rmq_job *job, rmq_conn *c, mw_buf *out) {
-    reading *r = mw_container_of(job, reading, job);
-    const char *name = r->journal ? r->journal->name : "mw.journal";
-    (void)c;
-    if (!r->get) {
-        rmq_put_queue_declare(out, RMQ_CHAN_ADMIN, name, NULL, true);
-        return;
-    }
-    size_t f = rmq_method(out, RMQ_CHAN_ADMIN, RMQ_GET);
-    rmq_put_u16(out, 0);
-    rmq_put_string(out, name);
-    rmq_put_u8(out, 0);
-    rmq_frame_end(out, f);
+static void look(rmq_journal *j) {
+    rmq_put_queue_declare(rmq_line_out(j->sub->line), j->chan.id, j->name, NULL, true);
+    rmq_line_send(j->sub->line);
 }
 
-static bool read_over(reading *r) {
-    rmq_journal *j = r->journal;
-    free(r);
-    if (!j) return true;
-    j->reading = NULL;
+static void get(rmq_journal *j) {
+    mw_buf *b = rmq_line_out(j->sub->line);
+    size_t f = rmq_method(b, j->chan.id, RMQ_GET);
+    rmq_put_u16(b, 0);
+    rmq_put_string(b, j->name);
+    rmq_put_u8(b, 0);
+    rmq_frame_end(b, f);
+    rmq_line_send(j->sub->line);
+}
+
+static void read_over(rmq_journal *j) {
     j->state = READ;
     if (j->version != j->written) write_later(j);
     rmq_sub_pump(j->sub);
-    return true;
 }
 
 /* It is there and empty: somebody looks at it just now (`tail`), or it was made and never written. To take
@@ -451,22 +476,11 @@ static void look_now(mw_timer *t) {
     rmq_sub_pump(j->sub);
 }
 
-static bool look_again(reading *r) {
-    rmq_journal *j = r->journal;
-    if (++j->looks > LOOKS) return read_over(r);
-    free(r);
-    j->reading = NULL;
-    mw_timer_start_real(j->sub->conn->loop, &j->look, LOOK_MS, look_now);
-    return true;
-}
-
-static bool read_reply(rmq_job *job, rmq_conn *c, uint32_t method, rmq_reader *in) {
-    reading *r = mw_container_of(job, reading, job);
-    (void)c, (void)in;
-    if (method != RMQ_QUEUE_DECLARE_OK)
-        return r->journal && r->journal->sub->place ? look_again(r) : read_over(r);
-    r->get = true;
-    return false;
+static void nothing_there(rmq_journal *j) {
+    if (j->sub->place && ++j->looks <= LOOKS)
+        mw_timer_start_real(j->sub->conn->loop, &j->look, LOOK_MS, look_now);
+    else
+        read_over(j);
 }
 
 static void read_state(rmq_journal *j, const char *body, size_t len) {
@@ -476,7 +490,8 @@ static void read_state(rmq_journal *j, const char *body, size_t len) {
     if (j->sub->place && !rmq_place_read(j->sub->place, &r)) return;
     while (!r.bad && r.at != r.end) {
         uint64_t identity = rmq_u64(&r);
-        note read = {.failures = rmq_u32(&r), .flags = rmq_u8(&r), .due_ms = (int64_t)rmq_u64(&r)};
+        note read = {.failures = rmq_u32(&r), .flags = rmq_u8(&r), .who = rmq_u64(&r)};
+        read.due_ms = (int64_t)rmq_u64(&r);
         rmq_str error = rmq_long(&r);
         if (r.bad || !identity) break;
         if (mw_map_get(&j->notes, identity)) continue; /* what we know is newer */
@@ -486,51 +501,61 @@ static void read_state(rmq_journal *j, const char *body, size_t len) {
     }
 }
 
+static void read_opened(rmq_chan *chan) {
+    rmq_journal *j = chan->owner;
+    if (j->state == READING) look(j);
+}
+
+/* With its line: the consumer's channel is lost, too, and it is read anew. 404: there is none. */
+static void read_closed(rmq_chan *chan, int code, const mw_error *why) {
+    rmq_journal *j = chan->owner;
+    (void)why;
+    if (code && j->state == READING) read_over(j);
+}
+
+static void read_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
+    rmq_journal *j = chan->owner;
+    (void)r;
+    if (j->state != READING) return;
+    if (method == RMQ_QUEUE_DECLARE_OK)
+        get(j);
+    else
+        nothing_there(j);
+}
+
 /* It stays in the queue: the next state takes its place. */
-static bool read_content(rmq_job *job, rmq_conn *c, rmq_content *k) {
-    reading *r = mw_container_of(job, reading, job);
-    if (r->journal) read_state(r->journal, k->body, k->body_len);
-    mw_buf *b = rmq_line_out(c->out);
-    size_t f = rmq_method(b, RMQ_CHAN_ADMIN, RMQ_NACK);
+static void read_content(rmq_chan *chan, rmq_content *k) {
+    rmq_journal *j = chan->owner;
+    mw_buf *b = rmq_line_out(chan->line);
+    size_t f = rmq_method(b, chan->id, RMQ_NACK);
     rmq_put_u64(b, k->tag);
     rmq_put_u8(b, 2);
     rmq_frame_end(b, f);
-    rmq_line_send(c->out);
-    return read_over(r);
+    rmq_line_send(chan->line);
+    if (j->state != READING) return;
+    read_state(j, k->body, k->body_len);
+    read_over(j);
 }
 
-static bool read_failed(rmq_job *job, rmq_conn *c, int code, const mw_error *why) {
-    reading *r = mw_container_of(job, reading, job);
-    (void)c, (void)why;
-    if (code < 0) {
-        if (r->journal) r->journal->reading = NULL;
-        free(r);
-        return true;
-    }
-    r->get = false;
-    return code == 0 ? false : read_over(r); /* 404: there is none */
-}
+static const rmq_chan_events reading = {
+    .opened = read_opened, .closed = read_closed, .method = read_method, .content = read_content};
 
 bool rmq_journal_loaded(rmq_journal *j) {
     if (j->mute) return true;
     if (j->state != UNREAD) return j->state == READ;
     j->state = READING;
-    if (j->reading) j->reading->journal = NULL;
-    reading *r = calloc(1, sizeof *r);
-    if (!r) abort();
-    r->job.start = read_start;
-    r->job.reply = read_reply;
-    r->job.content = read_content;
-    r->job.failed = read_failed;
-    r->journal = j;
-    j->reading = r;
-    rmq_job_add(j->sub->conn, &r->job);
+    rmq_sub_hold(j->sub, false); /* the answer comes over this line */
+    if (!j->chan.line)
+        rmq_chan_add(j->sub->line, &j->chan, RMQ_CHAN_JOURNAL, &reading, j);
+    else if (j->chan.open)
+        look(j);
     return false;
 }
 
+bool rmq_journal_reading(const rmq_journal *j) { return j->state == READING; }
+
 void rmq_journal_free(rmq_journal *j) {
     if (!j) return;
-    if (j->reading) j->reading->journal = NULL;
     mw_timer_stop(&j->tidy);
     mw_timer_stop(&j->look);
     mw_timer_stop(&j->quiet_limit);

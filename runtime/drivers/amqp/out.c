@@ -66,7 +66,9 @@ static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
     rmq_pub *p = take_sent(c, seq);
     if (!p) return;
     mw_error e;
-    if (!taken) {
+    if (!taken && p->to->state == RMQ_TRYING && p->tries < TRIES) {
+        rmq_target_unready(p);
+    } else if (!taken) {
         mw_fail(&e, MW_ECLOSED, true,
                 "%s: the broker did not take the message: its queue is full (overflow = \"reject-publish\") "
                 "or failed",
@@ -239,6 +241,10 @@ static void out_blocked(void *owner, bool blocked, rmq_str why) {
     if (blocked) mw_log_str("reason", why.data, why.len);
     mw_log_end();
     rmq_pump(c);
+    for (rmq_sub *s = c->subs, *next; s; s = next) { /* they do not wait for their journals any more */
+        next = s->next;
+        if (blocked) rmq_sub_pump(s);
+    }
 }
 
 static void out_drained(void *owner) { rmq_pump(owner); }

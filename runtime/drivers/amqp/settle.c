@@ -68,7 +68,7 @@ void rmq_acked(rmq_sub *s, uint64_t tag) {
 static void gather_acks(rmq_sub *s);
 
 void rmq_skip(rmq_sub *s, uint64_t tag) {
-    s->window[tag & (s->window_room - 1)] = (rmq_entry){.state = RMQ_DONE};
+    *rmq_entry_of(s, tag) = (rmq_entry){.state = RMQ_DONE};
     s->unsettled--;
     mw_buf_add(&s->done, &tag, sizeof tag);
     gather_acks(s);
@@ -79,21 +79,6 @@ static void put_ack(mw_buf *b, uint64_t tag, bool multiple) {
     rmq_put_u64(b, tag);
     rmq_put_u8(b, multiple);
     rmq_frame_end(b, f);
-}
-
-/* Settled ones at the low end leave the window; the last one that is to be acked among them, or 0. */
-static uint64_t advance(rmq_sub *s, size_t *count) {
-    uint64_t last = 0;
-    for (; s->base < s->top; s->base++) {
-        rmq_entry *e = &s->window[s->base & (s->window_room - 1)];
-        if (e->state == RMQ_OURS) break;
-        if (e->state == RMQ_DONE) {
-            last = s->base;
-            (*count)++;
-        }
-        e->state = RMQ_SETTLED;
-    }
-    return last;
 }
 
 static void ack_late(mw_timer *t) { rmq_write_acks(mw_container_of(t, rmq_sub, ack_soon)); }
@@ -109,21 +94,24 @@ static void gather_acks(rmq_sub *s) {
         mw_timer_start_real(s->conn->loop, &s->ack_soon, ACK_MS, ack_late);
 }
 
+/* One that is set aside has a lower tag: an ack of a run would take it along. */
 void rmq_write_acks(rmq_sub *s) {
     size_t n = s->done.len / sizeof(uint64_t), run = 0;
+    bool singly = s->aside.count;
     mw_timer_stop(&s->ack_soon);
     if (!n || !s->line) return;
     const uint64_t *tags = (const uint64_t *)(void *)s->done.data;
     mw_buf *b = rmq_line_out(s->line);
-    uint64_t last = advance(s, &run);
+    uint64_t last = singly ? 0 : rmq_window_advance(s, &run);
     if (last) put_ack(b, last, run > 1);
     for (size_t i = 0; run < n && i < n; i++) {
-        rmq_entry *e = rmq_entry_of(s, tags[i]);
+        const rmq_entry *e = rmq_entry_of(s, tags[i]);
         if (!e || e->state != RMQ_DONE) continue;
-        e->state = RMQ_SETTLED;
+        rmq_window_settled(s, tags[i]);
         put_ack(b, tags[i], false);
         run++;
     }
+    if (singly) rmq_window_advance(s, &run);
     s->done.len = 0;
     rmq_line_send(s->line);
 }
@@ -200,7 +188,7 @@ static void release(rmq_sub *s, uint64_t tag, rmq_entry *e) {
     }
     mw_message_unref(e->msg);
     mw_text_unref(e->first_error);
-    *e = (rmq_entry){.state = RMQ_SETTLED};
+    rmq_window_settled(s, tag);
     s->unsettled--;
     s->activity++;
 }

@@ -1,10 +1,11 @@
 /* targets.c - where publications go. A queue is looked for before the first publication to it, and declared
  * when it is missing: what the broker cannot route is lost, or comes back as an error. The first one then
  * goes ahead alone, and the others when it is confirmed: a queue that somebody is just making can be found
- * before it takes messages, and a stream mixes up those that came meanwhile. What is returned goes again,
- * before what was published later. An exchange is only looked for. A delay is a queue whose messages expire
- * after it and fall back into their queue ("tier"): one per queue and delay, made when it is needed and
- * removed by the broker when it is idle. Never a TTL per message: that waits behind longer ones. */
+ * before it takes messages, and a stream mixes up those that came meanwhile. What is returned, or refused at
+ * the very first, goes again, before what was published later. An exchange is only looked for. A delay is a
+ * queue whose messages expire after it and fall back into their queue ("tier"): one per queue and delay, made
+ * when it is needed and removed by the broker when it is idle. Never a TTL per message: that waits behind
+ * longer ones. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 
 #include "drivers/amqp/amqp.h"
 
-enum { TIER_FRESH_MS = 30000, TIER_SPARE_MS = 120000 };
+enum { TIER_FRESH_MS = 30000, TIER_SPARE_MS = 120000, UNREADY_MS = 20 };
 #define DELAY_MAX ((int64_t)UINT32_MAX - TIER_SPARE_MS)
 
 typedef struct declaration { /* the job that finds or makes a target's queue */
@@ -35,6 +36,7 @@ static rmq_target *insert(rmq_conn *c, const char *name) {
     uint64_t hash = mw_hash64(name, strlen(name));
     rmq_target *t = calloc(1, sizeof *t);
     if (!t || !(t->name = strdup(name))) abort();
+    t->conn = c;
     t->exchange = "";
     t->key = t->name;
     t->mandatory = true;
@@ -257,6 +259,23 @@ void rmq_target_back(rmq_conn *c, rmq_pub *p) {
     go_on(c, t);
 }
 
+static void ask_again(mw_timer *timer) {
+    rmq_target *t = mw_container_of(timer, rmq_target, again);
+    if (t->state != RMQ_UNREADY) return;
+    t->state = RMQ_UNKNOWN;
+    go_on(t->conn, t);
+}
+
+/* A quorum queue without a leader refuses, and one that somebody is just making has none. What was published
+ * later must not overtake this one. */
+void rmq_target_unready(rmq_pub *p) {
+    rmq_target *t = p->to;
+    t->state = RMQ_UNREADY;
+    not_under_way(p);
+    wait_in_place(p);
+    mw_timer_start_real(t->conn->loop, &t->again, UNREADY_MS << p->tries++, ask_again);
+}
+
 static void there(rmq_conn *c, rmq_target *t) {
     t->state = t->kind == RMQ_TO_QUEUE ? RMQ_TRYING : RMQ_THERE;
     t->since = mw_loop_real_ms(c->loop);
@@ -366,6 +385,7 @@ bool rmq_targets_waiting(rmq_conn *c) {
 
 static void free_one(rmq_conn *c, rmq_target *t, void *to) {
     (void)c, (void)to;
+    mw_timer_stop(&t->again);
     free(t->name);
     free(t);
 }

@@ -59,7 +59,8 @@ static bool exclusive(const rmq_sub *s) {
 }
 
 static bool needs_lock(const rmq_sub *s) {
-    return s->place || (s->journal && s->order == MW_ORDER_NONE && !s->keeps && !s->without);
+    return s->place ||
+           (s->journal && s->order == MW_ORDER_NONE && s->conn->declare == RMQ_DECLARE_AUTO && !s->without);
 }
 
 /* A stream has no exclusive consumers, but a queue can be one connection's own, and goes with it: whoever has
@@ -193,8 +194,8 @@ static void closed(rmq_chan *chan, int code, const mw_error *why) {
     s->step = RMQ_ASLEEP;
     s->held = s->resting = false;
     mw_timer_stop(&s->again);
-    bool any = s->top > s->base;
-    rmq_window_clear(s);
+    bool any = s->top > s->base || s->aside.count;
+    rmq_deliveries_clear(s);
     if (s->journal) rmq_journal_reset(s->journal);
     s->fresh = s->asking = false;
     if (any && !s->closing) s->host->fence(s->source, unit);
