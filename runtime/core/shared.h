@@ -28,8 +28,17 @@ typedef struct mw_begun_table {
     mw_begun who[MW_LEDGER_ENTRIES];
 } mw_begun_table;
 
+typedef enum {              /* what a worker reads when it starts */
+               MW_ANEW_NOT, /* what the supervisor has kept; the folder, if that is nothing yet */
+               MW_ANEW,     /* the folder, and it tests it as the project says; or does; or does not */
+               MW_ANEW_TESTED,
+               MW_ANEW_UNTESTED,
+} mw_anew;
+
 typedef struct mw_shared_slot {
     mw_pulse pulse;
+    uint32_t generation; /* of what its worker reads first */
+    uint8_t anew;        /* mw_anew */
     mw_tally tallies[MW_TALLIES];
     mw_begun_table begun;
 } mw_shared_slot;
@@ -43,7 +52,7 @@ typedef struct mw_shared {
     uint64_t magic;
     uint32_t slots, used; /* there is room for; are wanted */
     uint32_t allowed;     /* so many deaths make a dead letter */
-    uint32_t generation;  /* of what is read next */
+    uint32_t generation;  /* of what is read for a reload */
     uint32_t live;        /* suspects; a worker that reads 0 need not look */
     mw_begun_table suspects;
     mw_suspicion why[MW_LEDGER_ENTRIES];

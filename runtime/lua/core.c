@@ -113,6 +113,7 @@ int luaopen_moonwire_core(lua_State *L) {
                                          {"supervise", mw_supervise},
                                          {"attach_worker", mw_worker_attach},
                                          {"worker_settings", mw_worker_settings},
+                                         {"worker_sources", mw_worker_sources},
                                          {"control_path", mw_door_path},
                                          {"control_sockets", mw_door_sockets},
                                          {"control_call", mw_door_call},

@@ -129,6 +129,7 @@ static void on_period(int n) {
     (void)n;
     int kept = errno;
     watch.now = mono_ms();
+    mw_slice_ended = true;
     mw_delivery *d = watch.current;
     if (d && watch.now >= watch.deadline) {
         mw_delivery_set_late(d);
@@ -149,7 +150,8 @@ static void make_timer(void) {
     event._sigev_un._tid = (pid_t)syscall(SYS_gettid);
     watch.made = timer_create(CLOCK_MONOTONIC, &event, &watch.timer) == 0;
     if (watch.made) return;
-    mw_log_begin(MW_ERROR, "no timer: handlers that compute past their timeout are not ended");
+    mw_log_begin(MW_ERROR,
+                 "no timer: handlers that compute past their timeout are not ended, and keep the loop");
     mw_log_text("error", strerror(errno));
     mw_log_end();
 }
@@ -203,7 +205,7 @@ void mw_deadline_disown(mw_vm *vm) {
 mw_vm *mw_deadline_begin(mw_vm *vm) {
     mw_vm *before = watch.vm;
     watch.vm = vm;
-    if (vm->watched) run_timer();
+    run_timer(); /* unwatched too: the loop wants its turns */
     return before;
 }
 

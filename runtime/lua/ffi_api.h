@@ -23,6 +23,9 @@ bool mw_vm_retired(
     const struct mw_vm *vm); /* a newer generation takes the messages; what runs here may end */
 void mw_pipeline_budget(struct mw_pipeline *p, uint32_t messages);
 bool mw_pipeline_more(const struct mw_pipeline *p);
+/* The time before the loop goes on. begin: a new one, if it was over. */
+void mw_vm_slice(struct mw_vm *vm);
+bool mw_slice_over(void);
 void mw_delivery_no_lane(struct mw_delivery *d, const char *reason, size_t reason_len);
 void mw_delivery_set_lane(struct mw_delivery *d, const char *key, size_t len, bool has_key);
 bool mw_delivery_wait(struct mw_delivery *d);

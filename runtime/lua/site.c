@@ -228,7 +228,9 @@ void mw_site_drain(mw_site *s) {
 static uint32_t next_generation(mw_site *s) {
     const mw_shared *shared = mw_shared_all();
     s->generations++;
-    return shared ? __atomic_load_n(&shared->generation, __ATOMIC_ACQUIRE) : s->generations;
+    if (!shared) return s->generations;
+    if (s->generations == 1 && mw_shared_mine()->generation) return mw_shared_mine()->generation;
+    return __atomic_load_n(&shared->generation, __ATOMIC_ACQUIRE);
 }
 
 mw_vm *mw_site_prepare(mw_site *s) {

@@ -104,13 +104,15 @@ static void tick(mw_deferred *d) {
     }
     mw_deadline_end(before);
     for (size_t i = 0; i < mw_vm_plans(vm); i++) mw_pipeline_flush(mw_vm_plan(vm, i)->p);
-    if (vm->retired && !vm->running && !vm->waits) mw_site_retire(vm->site, vm);
+    if (vm->retired && !vm->running && !vm->waits && !vm->completions.len) mw_site_retire(vm->site, vm);
 }
 
 void mw_vm_retire(mw_vm *vm) {
     vm->retired = true;
     mw_vm_wake(vm);
 }
+
+void mw_vm_slice(mw_vm *vm) { mw_slice_begin(vm->loop); }
 
 bool mw_vm_retired(const mw_vm *vm) { return vm->retired; }
 

@@ -73,6 +73,12 @@ bool mw_vm_completion(mw_vm *vm, mw_completion *out) {
         vm->completions.len = vm->completions_taken = 0;
         return false;
     }
+    if (vm->completions_taken > 64 && vm->completions_taken > count / 2) { /* it may never be empty */
+        mw_completion *all = (mw_completion *)(void *)vm->completions.data;
+        memmove(all, all + vm->completions_taken, (count - vm->completions_taken) * sizeof *out);
+        vm->completions.len -= vm->completions_taken * sizeof *out;
+        vm->completions_taken = 0;
+    }
     *out = ((mw_completion *)(void *)vm->completions.data)[vm->completions_taken++];
     vm->last_error = (char *)(uintptr_t)out->error;
     return true;

@@ -117,8 +117,9 @@ struct mw_pipeline {
     uint32_t in_flight, running, budget;
     uint32_t handled; /* of those in flight: nothing but the broker's answer is missing */
     size_t in_flight_bytes;
-    bool paused;  /* told the driver "no room"; it waits for resume */
-    bool stopped; /* by mw_pipeline_pause: nothing is taken */
+    bool first_of_turn; /* none was taken yet: one may be, even when the slice is over */
+    bool paused;        /* told the driver "no room"; it waits for resume */
+    bool stopped;       /* by mw_pipeline_pause: nothing is taken */
     bool draining, unsubscribed, closed, abandoned;
     bool refused; /* waits until a suspect has ended, see isolate.c */
     mw_pipeline *refused_next;

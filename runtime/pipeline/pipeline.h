@@ -66,7 +66,7 @@ uint32_t mw_pipeline_running(const mw_pipeline *p);
 
 /* [lua] Deliveries whose lane the pipeline's own key decides: the oldest that has none yet, or NULL. */
 mw_delivery *mw_pipeline_unkeyed(mw_pipeline *p);
-bool mw_pipeline_more(const mw_pipeline *p); /* [lua] the budget is spent, and there is more to take */
+bool mw_pipeline_more(const mw_pipeline *p); /* [lua] the turn is over, and there is more to take */
 void mw_delivery_no_lane(mw_delivery *d, const char *reason,
                          size_t reason_len); /* [lua] its key cannot be told: dead letter */
 void mw_delivery_set_lane(mw_delivery *d, const char *key, size_t len, bool has_key);
@@ -76,7 +76,15 @@ void mw_delivery_set_lane(mw_delivery *d, const char *key, size_t len, bool has_
 mw_delivery *mw_pipeline_take(mw_pipeline *p);
 /* [lua] A batch: up to batch_size deliveries, 0 while the batch is still filling. Counts as one handler. */
 uint32_t mw_pipeline_take_batch(mw_pipeline *p, mw_delivery **out, uint32_t max);
-void mw_pipeline_budget(mw_pipeline *p, uint32_t messages); /* at the start of a turn */
+/* At the start of a turn: it may take so many, but none any more once the slice is over; one in any case. */
+void mw_pipeline_budget(mw_pipeline *p, uint32_t messages);
+
+/* [lua] The time that handlers have before the loop goes on: acks, timers, signals and other pipelines wait
+ * for it. Whoever has a timer says that it is over, from a signal handler too: a clock would cost more than a
+ * small handler. What comes next begins a new slice, with fresh time. */
+extern volatile bool mw_slice_ended;
+void mw_slice_begin(mw_loop *loop);
+bool mw_slice_over(void);
 
 /* [lua] The handler waits: from now on its deadline runs. false: it has passed already. */
 bool mw_delivery_wait(mw_delivery *d);

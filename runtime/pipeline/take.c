@@ -6,6 +6,16 @@
 
 enum { MEASURE_EVERY = 16 };
 
+volatile bool mw_slice_ended;
+
+bool mw_slice_over(void) { return mw_slice_ended; }
+
+void mw_slice_begin(mw_loop *loop) {
+    if (!mw_slice_ended) return; /* hardly any time has passed */
+    mw_slice_ended = false;
+    mw_loop_now_update(loop); /* a deadline must not begin before its handler does */
+}
+
 static void batch_waited(mw_timer *t) {
     mw_outlet *o = mw_container_of(t, mw_outlet, batch_timer);
     o->batch_due = true;
@@ -60,11 +70,12 @@ static bool is_open(const mw_pipeline *p) {
 }
 
 static bool may_start(const mw_pipeline *p) {
-    return is_open(p) && p->budget && has_place(p, p->breaker == MW_HALF_OPEN ? 1 : p->spec.concurrency);
+    return is_open(p) && p->budget && (p->first_of_turn || !mw_slice_ended) &&
+           has_place(p, p->breaker == MW_HALF_OPEN ? 1 : p->spec.concurrency);
 }
 
 bool mw_pipeline_more(const mw_pipeline *p) {
-    return is_open(p) && !p->budget && has_place(p, p->spec.concurrency);
+    return is_open(p) && (!p->budget || mw_slice_ended) && has_place(p, p->spec.concurrency);
 }
 
 static mw_delivery *next_ready(const mw_outlet *o) {
@@ -122,6 +133,7 @@ static void measured(mw_delivery *d) {
 mw_delivery *mw_pipeline_take(mw_pipeline *p) {
     if (!may_start(p) || !next_may_begin(p)) return NULL;
     p->budget--;
+    p->first_of_turn = false;
     p->running++;
     p->trial.running += p->turn == &p->trial;
     mw_delivery *d = begin(p);
@@ -143,6 +155,7 @@ uint32_t mw_pipeline_take_batch(mw_pipeline *p, mw_delivery **out, uint32_t max)
     p->running++;
     p->trial.running += o == &p->trial;
     p->budget -= n < p->budget ? n : p->budget;
+    p->first_of_turn = false;
     o->batch_due = false;
     mw_timer_stop(&o->batch_timer);
     if (o->ready_count) mw_timer_start(p->loop, &o->batch_timer, p->spec.batch_wait_ms, batch_waited);
@@ -151,6 +164,8 @@ uint32_t mw_pipeline_take_batch(mw_pipeline *p, mw_delivery **out, uint32_t max)
 
 void mw_pipeline_budget(mw_pipeline *p, uint32_t messages) {
     p->budget = messages;
+    p->first_of_turn = true;
+    if (mw_slice_ended) mw_loop_now_update(p->loop); /* by its key function */
     p->measure_after = 0;
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "core/backoff.h"
+#include "supervisor/sources.h"
 
 enum { LIVED_WELL_MS = 60000, FDS_FROM = 10, WORDS_AFTER_SLOT = 2 };
 static const mw_backoff RESTART = {.kind = MW_BACKOFF_EXPONENTIAL, .base = 0.1, .cap = 30};
@@ -27,6 +28,8 @@ struct mw_crew {
     mw_crew_events events;
     mw_signal child;
     int memory;            /* above what it becomes in the worker, so that dup2 does not hit it */
+    int kept;              /* what workers run, see sources.h; -1: none of them has read it yet */
+    uint32_t generation;   /* of that */
     long oom_kills;        /* of the whole system, as last seen */
     bool no_more, settled; /* settled: the first worker has read the project */
     mw_hand hands[];
@@ -60,7 +63,7 @@ static char **words(char *const *given, char *slot) {
 }
 
 /* The signals wait until the worker takes them; a group of its own keeps a terminal's Ctrl-C for us. */
-static int run_program(mw_crew *c, int wire, char **argv, char **env, pid_t *pid) {
+static int run_program(const mw_hand *h, int wire, char **argv, char **env, pid_t *pid) {
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attr;
     sigset_t held, back;
@@ -71,8 +74,9 @@ static int run_program(mw_crew *c, int wire, char **argv, char **env, pid_t *pid
     back = held;
     sigaddset(&back, SIGCHLD);
     posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, c->memory, MW_WORKER_MEMORY_FD);
+    posix_spawn_file_actions_adddup2(&files, h->crew->memory, MW_WORKER_MEMORY_FD);
     posix_spawn_file_actions_adddup2(&files, wire, MW_WORKER_WIRE_FD);
+    posix_spawn_file_actions_adddup2(&files, h->sources, MW_WORKER_SOURCES_FD);
     posix_spawnattr_init(&attr);
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     posix_spawnattr_setsigmask(&attr, &held);
@@ -108,16 +112,29 @@ static void said(void *owner, uint32_t kind, uint32_t number, char *text, size_t
 
 static void hung_up(void *owner) { (void)owner; } /* its end will be told by SIGCHLD */
 
+static int give_sources(mw_hand *h) {
+    mw_crew *c = h->crew;
+    bool same = c->kept >= 0 && h->anew == MW_ANEW_NOT;
+    mw_sources_free(&h->sources);
+    h->sources = mw_sources_new(same ? c->kept : -1);
+    mw_shared_slot *slot = &c->shared->slot[h->slot];
+    slot->generation = same ? c->generation : c->shared->generation;
+    slot->anew = (uint8_t)h->anew;
+    h->anew = MW_ANEW_NOT;
+    return h->sources < 0 ? errno : 0;
+}
+
 static int start(mw_hand *h) {
     mw_crew *c = h->crew;
     char slot[24], parent[48];
     int ends[2];
+    if (give_sources(h)) return errno;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) return errno;
     int theirs = above(ends[1]);
     snprintf(slot, sizeof slot, "--slot=%u", h->slot + 1);
     snprintf(parent, sizeof parent, MW_WORKER_ENV "=%ld", (long)getpid());
     char **argv = words(c->argv, slot), **env = environment(parent);
-    int rc = run_program(c, theirs, argv, env, &h->pid);
+    int rc = run_program(h, theirs, argv, env, &h->pid);
     free(argv);
     free(env);
     close(theirs);
@@ -179,6 +196,26 @@ void mw_crew_hurry(mw_crew *c) {
         h->failures = 0;
         if (mw_timer_running(&h->again)) mw_timer_start(c->loop, &h->again, 0, start_again);
     }
+}
+
+int mw_crew_keep(mw_crew *c, mw_hand *h) {
+    int copy = h->sources >= 0 ? mw_sources_new(h->sources) : -1;
+    if (copy < 0) return -1;
+    mw_sources_free(&c->kept);
+    c->kept = copy;
+    c->generation = c->shared->generation;
+    return 0;
+}
+
+bool mw_crew_keeps(const mw_crew *c) { return c->kept >= 0; }
+
+void mw_crew_start_anew(mw_crew *c, mw_hand *h, mw_anew how) {
+    if (c->no_more) return;
+    h->anew = how;
+    if (h->pid)
+        kill(h->pid, SIGKILL); /* it has not begun: its end brings the start */
+    else
+        mw_timer_start(c->loop, &h->again, 0, start_again);
 }
 
 int64_t mw_hand_starts_in(const mw_hand *h) {
@@ -281,9 +318,11 @@ mw_crew *mw_crew_new(mw_loop *loop, uint32_t slots, uint32_t count, char *const 
     c->shared = shared;
     c->events = events;
     c->memory = memory;
+    c->kept = -1;
     c->oom_kills = oom_kills();
     for (uint32_t i = 0; i < slots; i++) {
         c->hands[i].crew = c;
+        c->hands[i].sources = -1;
         c->hands[i].slot = i;
     }
     mw_signal_start(loop, &c->child, SIGCHLD, child_ended);
@@ -301,6 +340,8 @@ void mw_crew_free(mw_crew *c) {
         }
         mw_wire_free(c->hands[i].wire);
     }
+    for (uint32_t i = 0; i < c->slots; i++) mw_sources_free(&c->hands[i].sources);
+    mw_sources_free(&c->kept);
     mw_signal_stop(&c->child);
     close(c->memory);
     free(c);

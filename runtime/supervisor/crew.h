@@ -21,6 +21,8 @@ typedef struct mw_hand {
     bool leaving;  /* it drains */
     bool done;     /* it ended and is not wanted again */
     bool stuck;    /* it was killed because it did not move */
+    mw_anew anew;  /* its next start reads the folder */
+    int sources;   /* what it runs or has read, see sources.h; -1: it never ran */
     uint32_t failures, restarts;
     uint64_t since; /* it was started, monotonic ms */
     mw_timer again;
@@ -41,8 +43,14 @@ mw_crew *mw_crew_new(mw_loop *loop, uint32_t slots, uint32_t count, char *const 
 void mw_crew_free(mw_crew *c);                             /* kills and reaps what still runs; NULL is fine */
 int mw_crew_start(mw_crew *c, mw_error *e);                /* those that are wanted and not running */
 int mw_crew_want(mw_crew *c, uint32_t count, mw_error *e); /* the project can be read: so many */
-void mw_crew_no_more(mw_crew *c);                          /* nobody is started again */
-void mw_crew_hurry(mw_crew *c); /* those that wait for their start get it now, and a clean slate */
+/* What this one has read last is what every worker runs from now on, and those that start: the generation
+ * that is counted now. -1: it cannot be kept, errno. */
+int mw_crew_keep(mw_crew *c, mw_hand *h);
+bool mw_crew_keeps(const mw_crew *c); /* there is something */
+/* What is kept does not start: this one reads the folder, now. */
+void mw_crew_start_anew(mw_crew *c, mw_hand *h, mw_anew how);
+void mw_crew_no_more(mw_crew *c); /* nobody is started again */
+void mw_crew_hurry(mw_crew *c);   /* those that wait for their start get it now, and a clean slate */
 uint32_t mw_crew_count(const mw_crew *c);
 uint32_t mw_crew_running(const mw_crew *c);
 uint32_t mw_crew_up(const mw_crew *c);

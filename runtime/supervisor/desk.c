@@ -1,5 +1,6 @@
 #include "supervisor/desk.h"
 
+#include <errno.h>
 #include <lauxlib.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -329,6 +330,34 @@ static int l_restart(lua_State *L) {
     return 0;
 }
 
+static mw_hand *hand_of(lua_State *L) {
+    mw_hand *h = mw_crew_hand(desk_of(L)->s->crew, (uint32_t)luaL_checkinteger(L, 1) - 1);
+    if (!h) luaL_argerror(L, 1, "no such worker");
+    return h;
+}
+
+/* keep(worker): what it has read is what is run from now on, by those that start too */
+static int l_keep(lua_State *L) {
+    if (mw_crew_keep(desk_of(L)->s->crew, hand_of(L)) == 0) return 0;
+    mw_log_begin(MW_ERROR, "the new code cannot be kept: a worker that is started again gets the old one");
+    mw_log_text("error", strerror(errno));
+    mw_log_end();
+    return 0;
+}
+
+/* anew(worker, gate | nil): it starts with what is in the folder */
+static int l_anew(lua_State *L) {
+    const char *gate = lua_tostring(L, 2);
+    mw_anew how = !gate ? MW_ANEW : strcmp(gate, "spec") == 0 ? MW_ANEW_TESTED : MW_ANEW_UNTESTED;
+    mw_crew_start_anew(desk_of(L)->s->crew, hand_of(L), how);
+    return 0;
+}
+
+static int l_ending(lua_State *L) {
+    lua_pushboolean(L, desk_of(L)->s->ending);
+    return 1;
+}
+
 /* For a worker that cannot be told: it will find it when it starts. */
 static int l_pause(lua_State *L) {
     mw_shared_slot *slot = slot_of(L);
@@ -355,19 +384,11 @@ static int l_notify(lua_State *L) {
 /* ---- life ---- */
 
 mw_desk *mw_desk_new(mw_supervisor *s) {
-    static const luaL_Reg functions[] = {{"round", l_round},
-                                         {"sleep", l_sleep},
-                                         {"workers", l_workers},
-                                         {"tallies", l_tallies},
-                                         {"begun", l_begun},
-                                         {"drain", l_drain},
-                                         {"hurry", l_hurry},
-                                         {"restart", l_restart},
-                                         {"generation", l_generation},
-                                         {"notify", l_notify},
-                                         {"pause", l_pause},
-                                         {"start", l_start},
-                                         {NULL, NULL}};
+    static const luaL_Reg functions[] = {
+        {"round", l_round},   {"sleep", l_sleep}, {"workers", l_workers}, {"tallies", l_tallies},
+        {"begun", l_begun},   {"drain", l_drain}, {"hurry", l_hurry},     {"restart", l_restart},
+        {"keep", l_keep},     {"anew", l_anew},   {"ending", l_ending},   {"generation", l_generation},
+        {"notify", l_notify}, {"pause", l_pause}, {"start", l_start},     {NULL, NULL}};
     mw_desk *d = calloc(1, sizeof *d);
     if (!d) abort();
     d->s = s;

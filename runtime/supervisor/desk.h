@@ -8,7 +8,8 @@
  * tells them, from the shared memory s.begun(worker, what) -> { { pipeline, id }... }  what it has begun of
  * that id or key s.generation([next]) -> number        of what is read next s.pause(worker, pipeline | nil,
  * paused)  for one that cannot be told s.drain(), s.hurry(), s.restart(worker), s.notify("reloading" |
- * "ready") */
+ * "ready") s.keep(worker)  what it has read is what is run from now on s.anew(worker, gate | nil)  it starts
+ * with what stands in the folder s.ending() -> boolean */
 #pragma once
 #include "supervisor/supervisor.h"
 

@@ -140,7 +140,10 @@ static void worker_started(mw_supervisor *s) {
 static void on_said(void *owner, mw_hand *h, uint32_t kind, uint32_t number, char *text, size_t len) {
     mw_supervisor *s = owner;
     switch (kind) {
-    case MW_SAY_SETTINGS: take_settings(s, text); break;
+    case MW_SAY_SETTINGS:
+        if (!mw_crew_keeps(s->crew)) mw_crew_keep(s->crew, h); /* the others start with the same */
+        take_settings(s, text);
+        break;
     case MW_SAY_STARTED: worker_started(s); break;
     case MW_SAY_RELOAD: mw_desk_ask(s->desk, 0, "reload"); break;
     case MW_SAY_ANSWER: mw_desk_answered(s->desk, h, number, text, len); break;

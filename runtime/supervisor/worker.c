@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -50,12 +51,46 @@ int mw_worker_attach(lua_State *L) {
     }
     close(MW_WORKER_MEMORY_FD); /* the mapping stays */
     fcntl(MW_WORKER_WIRE_FD, F_SETFD, FD_CLOEXEC);
+    fcntl(MW_WORKER_SOURCES_FD, F_SETFD, FD_CLOEXEC);
     mw_log_worker((int)number);
     static const char *const names[] = {MW_WORKER_ENV, "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         unsetenv(names[i]); /* the supervisor's affair */
     lua_pushboolean(L, 1);
     return 1;
+}
+
+static void push_file(lua_State *L, int fd) {
+    struct stat file;
+    size_t size = fstat(fd, &file) ? 0 : (size_t)file.st_size;
+    char *text = malloc(size + 1);
+    if (!text) abort();
+    ssize_t n = pread(fd, text, size, 0);
+    if (n > 0)
+        lua_pushlstring(L, text, (size_t)n);
+    else
+        lua_pushnil(L);
+    free(text);
+}
+
+int mw_worker_sources(lua_State *L) {
+    static const char *const gates[] = {NULL, "project", "spec", "none"};
+    size_t len, at = 0;
+    if (mw_shared_place() < 0) return 0;
+    if (!lua_isstring(L, 1)) {
+        push_file(L, MW_WORKER_SOURCES_FD);
+        lua_pushstring(L, gates[mw_shared_mine()->anew % 4]);
+        return 2;
+    }
+    const char *text = lua_tolstring(L, 1, &len);
+    if (ftruncate(MW_WORKER_SOURCES_FD, 0)) return 0;
+    while (at < len) {
+        ssize_t n = pwrite(MW_WORKER_SOURCES_FD, text + at, len - at, (off_t)at);
+        if (n <= 0) break;
+        at += (size_t)n;
+    }
+    if (at < len && ftruncate(MW_WORKER_SOURCES_FD, 0)) return 0; /* all of it or nothing */
+    return 0;
 }
 
 /* Before the loop runs: written at once, by itself. */

@@ -5,7 +5,7 @@
 
 #include "base/loop.h"
 
-enum { MW_WORKER_MEMORY_FD = 3, MW_WORKER_WIRE_FD = 4 };
+enum { MW_WORKER_MEMORY_FD = 3, MW_WORKER_WIRE_FD = 4, MW_WORKER_SOURCES_FD = 5 };
 #define MW_WORKER_ENV "MOONWIRE_SUPERVISOR"
 
 typedef enum {                      /* what goes over the wire; texts in brackets */
@@ -17,7 +17,11 @@ typedef enum {                      /* what goes over the wire; texts in bracket
 } mw_say;
 
 /* core.attach_worker(K) -> true | nil, text: from now on this process is worker K and dies with its
- * supervisor. core.worker_settings(workers, drain, crash_attempts) tells what the project wants. */
+ * supervisor. core.worker_settings(workers, drain, crash_attempts) tells what the project wants.
+ * core.worker_sources() -> text | nil, "project" | "spec" | "none" | nil: what it is to run; nil: the folder.
+ * After a reload that nobody could test before, also the gate that it has to pass first.
+ * core.worker_sources(text) tells what it has read. */
+int mw_worker_sources(lua_State *L);
 int mw_worker_attach(lua_State *L);
 int mw_worker_settings(lua_State *L);
 

@@ -173,15 +173,32 @@ describe("run --workers", function()
     assert.equal(69, (unreachable:start():wait(15 * late)), unreachable.child:stderr())
   end)
 
-  it("tries again when a worker cannot start, but others serve", function()
+  it("starts a worker again with the code that the others run, whatever stands in the folder", function()
     local s = supervised.scene { flags = { "--workers", "2" }, handler = "function M.handle() end" }
     s:start()
     s:see "all workers started"
     project.write(s.dir .. "/handlers/p.lua", "return {")
     s:kill_worker(1)
-    s:see "worker=1 pid=%d+ code=78 restart_in=0.2"
-    project.write(s.dir .. "/handlers/p.lua", project.handler "function M.handle() end")
-    s:see "code=78.*msg=started[^\n]*worker=1\n"
+    s:see "worker=1 pid=%d+ signal=9.*msg=started generation=1[^\n]*worker=1\n"
+    assert.equal(0, s:count "code=78", s.child:stderr())
+    assert.equal(0, (s.child:stop(10)), s.child:stderr())
+  end)
+
+  it("says in its log when a worker cannot start again, and goes on trying", function()
+    local s = supervised.scene { flags = { "--workers", "2", "--log", "json" }, handler = "function M.handle() end",
+                                 more = 'assert(io.open(mw.env "SECRET"))' }
+    local secret = s.dir .. "/secret"
+    s.given.env = { SECRET = secret }
+    project.write(secret, "x")
+    s:start()
+    s:see "all workers started"
+    os.remove(secret)
+    s:see '"pid":%d+'
+    process.run { "kill", "-KILL", s.child:stderr():match '"worker begins","worker":1,"pid":(%d+)' }
+    s:see '"level":"error","msg":"cannot start","error":"[^\n]*moonwire.lua'
+    for line in s.child:stderr():gmatch "[^\n]+" do assert.equal("{", line:sub(1, 1), line) end
+    project.write(secret, "x")
+    s:see 'cannot start.*"msg":"started"[^\n]*"worker":1}'
     assert.equal(0, (s.child:stop(10)), s.child:stderr())
   end)
 

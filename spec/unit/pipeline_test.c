@@ -529,6 +529,24 @@ static void limits(void) {
     end();
 }
 
+static void slices(void) {
+    begin();
+    for (uint64_t tag = 1; tag <= 3; tag++) deliver(tag, NULL);
+    mw_pipeline_budget(p, 10);
+    mw_slice_ended = true; /* as the timer does */
+    take(1);               /* one in any case: a slow neighbour must not starve it */
+    take(0);
+    CHECK(mw_pipeline_more(p), "the slice is over, there is more");
+    mw_slice_begin(loop);
+    CHECK(!mw_slice_over(), "a new one");
+    mw_pipeline_budget(p, 10);
+    take(2);
+    take(3);
+    take(0);
+    CHECK(!mw_pipeline_more(p), "there is no more");
+    end();
+}
+
 /* ---- retry ---- */
 
 static void retry_holds_its_lane(void) {
@@ -2291,6 +2309,7 @@ static const test tests[] = {
     {"own_key", own_key},
     {"priorities", priorities},
     {"limits", limits},
+    {"slices", slices},
     {"retry_holds_its_lane", retry_holds_its_lane},
     {"retry_release", retry_release},
     {"retry_gives_up", retry_gives_up},

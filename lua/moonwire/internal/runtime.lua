@@ -10,11 +10,13 @@ local M = {}
 local vm = wait.vm
 local done = ffi.new "mw_completion"
 
-local BUDGET = 512 -- messages per pipeline and turn, so that timers and sockets get their turn too
+local BUDGET = 512 -- messages per pipeline and turn; and a turn ends with its slice of time (C.mw_slice_over): acks,
+-- timers, signals, sockets and the other pipelines want theirs
 
 M.pipelines = {} -- of worker.lua's objects
 M.services = {} -- functions that start a task each, for as long as this generation is the current one
 local serving
+local first = 0 -- how many pipelines have had their turn before the one that begins
 
 --- Runs a task until it waits or ends.
 ---@return "waits"|"idle"|"spent"|"ended" state, any error
@@ -72,13 +74,13 @@ local function complete()
         if task.on_end then task.on_end(err, task) else error(err) end
       end
     end
+    if C.mw_slice_over() then return C.mw_vm_wake(vm) end
   end
 end
 
 local function dispatch(p)
-  C.mw_pipeline_budget(p.handle, BUDGET)
   if p.assign_lanes then p.assign_lanes() end
-  p.expire()
+  C.mw_pipeline_budget(p.handle, BUDGET)
   local workers = p.workers
   repeat
     local task = workers[#workers]
@@ -103,13 +105,28 @@ local function serve(retired)
   end
 end
 
+--- Those behind the one that used the slice up come first in the next turn.
+local function dispatch_all()
+  local n = #M.pipelines
+  C.mw_vm_slice(vm) -- of their own: handlers that went on may have used up the other
+  for k = 0, n - 1 do
+    local i = (first + k) % n + 1
+    dispatch(M.pipelines[i])
+    if C.mw_slice_over() then
+      first = i
+      if k < n - 1 then C.mw_vm_wake(vm) end
+      return
+    end
+  end
+end
+
 local function tick()
+  C.mw_vm_slice(vm)
   complete()
   local retired = C.mw_vm_retired(vm)
   if #M.services > 0 then serve(retired) end
-  for i = 1, #M.pipelines do
-    if retired then M.pipelines[i].expire() else dispatch(M.pipelines[i]) end
-  end
+  for _, p in ipairs(M.pipelines) do p.expire() end
+  if not retired then dispatch_all() end
 end
 
 core.set_tick(tick)

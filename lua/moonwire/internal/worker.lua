@@ -173,6 +173,7 @@ local function lanes(p, key)
         local text = tostring(value)
         C.mw_delivery_set_lane(d, text, #text, true)
       end
+      if C.mw_slice_over() then return C.mw_vm_wake(wait.vm) end
     end
   end
 end

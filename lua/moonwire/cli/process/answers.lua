@@ -38,7 +38,6 @@ local answer = {}
 
 -- ---- a reload, in steps: whoever leads it (reloading.lua) makes all workers take the next one, or none ----
 
-local OUTPUT = 4000 -- bytes of what the specs wrote, when that is all there is to tell
 local now = C.mw_real_seconds
 
 local waiting -- the settings of what is prepared
@@ -55,6 +54,7 @@ function answer.prepare(app, _, of)
   local ok, result = app:prepare()
   if not ok then return { ok = false, problems = (tostring(result):gsub("^!", "")) } end
   waiting = result
+  core.worker_sources(result.sources)
   local gate = of.gate or result.gate
   return { ok = true, gate = gate, gate_limit = result.gate_limit, code = core.hash(result.sources) }
 end
@@ -62,8 +62,7 @@ end
 --- The specs run on the very files that were read.
 function answer.test(_, _, of)
   local why
-  specs, why = core.child({ "test", "--files=/proc/self/fd/3", "--report=/proc/self/fd/4", "--", of.dir },
-    { capture = true, files = waiting.sources })
+  specs, why = gate_of.start(of.dir, waiting.sources)
   return specs and { ok = true } or { ok = false, problems = why }
 end
 
@@ -77,7 +76,7 @@ function answer.tested(app, words, of)
   if not specs then return failed "the specs do not run" end
   if app:draining() then return failed "the process is draining" end
   local code = specs:poll()
-  local said = (code or words[1]) and specs:output(OUTPUT):gsub("%s+$", "")
+  local said = (code or words[1]) and specs:output(gate_of.OUTPUT):gsub("%s+$", "")
   if code then
     local passed, problems, failures = gate_of.outcome(code, specs:report(), said, of.dir)
     if not passed then return failed(problems, failures) end

@@ -1,4 +1,6 @@
 --- What the specs of a reload say: from the end of their process and its report to the problems that are told.
+local C = require "moonwire.internal.cdef"
+local core = require "moonwire.core"
 local json = require "moonwire.json"
 
 local M = {}
@@ -36,6 +38,34 @@ function M.outcome(code, report, said, dir)
     problems[1] = ("the specs ended with %d%s"):format(code, said ~= "" and ":\n" .. said or "")
   end
   return nil, table.concat(problems, "\n"), json.array(failures)
+end
+
+--- The process that tests: on the very files that were read.
+---@return userdata|nil child, string|nil error
+function M.start(dir, sources)
+  return core.child({ "test", "--files=/proc/self/fd/3", "--report=/proc/self/fd/4", "--", dir },
+    { capture = true, files = sources })
+end
+
+M.OUTPUT = 4000 -- bytes of what the specs wrote, when that is all there is to tell
+
+--- All of it at once, where nothing else has to go on.
+---@return string|nil problems
+function M.run(dir, sources, limit)
+  local child, why = M.start(dir, sources)
+  if not child then return why end
+  local ends, code = C.mw_real_seconds() + limit, nil
+  repeat
+    core.step(20)
+    code = child:poll()
+  until code or C.mw_real_seconds() > ends
+  local said = child:output(M.OUTPUT):gsub("%s+$", "")
+  if not code then
+    child:kill()
+    return ("the specs were not over after %g s%s"):format(limit, said ~= "" and "; they wrote:\n" .. said or "")
+  end
+  local passed, problems = M.outcome(code, child:report(), said, dir)
+  return not passed and problems or nil
 end
 
 return M

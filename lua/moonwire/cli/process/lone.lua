@@ -47,6 +47,8 @@ return function(app, answer)
   function s.generation() return app:generation() end
   function s.notify(what) app:announce(what == "reloading") end
   function s.restart() end
+  function s.keep() end
+  function s.ending() return app:draining() end
   function s.hurry() end
   function s.start(line)
     local _, words = answers.parse(line)

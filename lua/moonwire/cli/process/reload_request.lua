@@ -19,7 +19,8 @@
 ---   ok          false: it was refused or rolled back, and the old code serves on
 ---   state       done | refused | rolled_back | begun (wait=no) | superseded (by another reload, while it was tested)
 ---               | busy (a canary runs, and goes on) | none (there is no canary to end)
----   problems    why, one a line; `by` what: load | gate | canary | drain | command
+---   problems    why, one a line; `by` what: load | gate | start (of new pipelines) | canary | drain
+---               | command
 ---   failures    of the gate: { name, file, line, message }...
 ---   canary      { share, pipelines = { { name, messages, failures, old_messages, old_failures }... } }
 ---   unchanged   it had nothing against it, but another worker refused

@@ -15,6 +15,10 @@ local M = {}
 local ANSWER, PREPARE, COMMIT = 2, 30, 10 -- seconds that a worker may take
 local GATE_LOOK, CANARY_LOOK = 0.03, 0.2
 local FOR = 30 -- seconds of a canary
+local GATE = 60 -- and of specs, when nobody could read how long they may take
+local IN_VAIN = 2 -- starts of every worker, before the code that they run is taken to be at fault
+local DRAINING = "it is draining: nothing is loaded any more"
+local NOT_STARTED = "no worker serves, and none starts with the new code either: the log tells why"
 
 local now = C.mw_real_seconds
 local ask, refused = rounds.ask, rounds.refused
@@ -31,6 +35,20 @@ function M.state()
 end
 
 -- ---- how it ends ----
+
+local function answer_all(s, reply)
+  local workers = s.workers()
+  for _, w in ipairs(workers) do
+    w.reply = {}
+    for name, value in pairs(reply) do w.reply[name] = value end
+  end
+  return workers
+end
+
+local function refuse_all(s, state, by, problems)
+  log.error("reload refused", { error = problems, by = by })
+  return answer_all(s, { ok = false, state = state, by = by, problems = problems, generation = s.generation() })
+end
 
 -- Each reason once, line by line.
 local function log_refusal(workers, which, by)
@@ -67,33 +85,44 @@ local function keep_old(s, workers, asked, generation, by)
   return workers
 end
 
---- Those that do not serve read the new files when they start: now, rather than after their pause.
-local function start_the_rest(s, workers, asked)
+--- Those that did not take part run the old code, or are about to: they start with the new one, now.
+local function start_the_rest(s, workers, took_part)
   for k, w in ipairs(workers) do
-    if not asked[k] then
-      if w.state == "starting" then s.restart(w.worker) end
+    if not took_part[k] then
+      if w.state == "starting" or w.state == "up" then s.restart(w.worker) end
       w.reply = { ok = true, state = "done", restarted = true, generation = s.generation() }
     end
   end
   s.hurry()
 end
 
---- word: commit, or promote at the end of a canary
-local function commit(s, word, asked)
-  local workers = ask(s, word, COMMIT, asked, function(_, answer)
-    if answer.state == "gone" then return { ok = true, restarted = true, generation = s.generation() } end
-    if answer.state == "late" then
-      return { ok = false, problems = ("no answer within %g s: it changes when its handler ends"):format(COMMIT) }
-    end
-  end)
+--- word: commit, or promote at the end of a canary. The first that took it decides: its code is the one that is kept,
+--- and those that could not are started with it. When none could, nothing has changed.
+local function commit(s, word, asked, generation)
+  local took_part, kept = {}, nil
+  local workers = ask(s, word, COMMIT, asked)
   for k, w in ipairs(workers) do
-    if asked[k] and refused(w) and not w.reply.problems:find "^no answer" then
-      w.reply.problems = w.reply.problems .. "\nthis worker is started anew, with the new code"
-      s.restart(w.worker)
+    local same = asked[k] == (w.pid or true) -- else it has started again, and knows nothing of a reload
+    took_part[k] = same and (w.heard == "answered" or w.heard == "late")
+    if took_part[k] and not refused(w) then
+      kept, w.reply.state = kept or k, "done"
     end
-    if asked[k] then w.reply.state = refused(w) and "refused" or "done" end
   end
-  start_the_rest(s, workers, asked)
+  if not kept then return keep_old(s, workers, asked, generation, word == "commit" and "start" or "drain") end
+  s.keep(kept)
+  for k, w in ipairs(workers) do
+    if took_part[k] and refused(w) then
+      w.reply.state = "refused"
+      if w.heard == "late" then
+        w.reply.problems = ("no answer within %g s: it changes when its handler ends"):format(COMMIT)
+      else
+        w.reply.problems = w.reply.problems .. "\nthis worker is started anew, with the new code"
+        w.reply.restarted = true
+        s.restart(w.worker)
+      end
+    end
+  end
+  start_the_rest(s, workers, took_part)
   last = { state = "done" }
   return workers
 end
@@ -102,14 +131,15 @@ end
 
 --- The first one alone: what hangs or kills while it is read costs one worker, not all. One that dies later has not
 --- refused: it starts again, with the new code.
----@return table[] workers, table<integer, boolean> asked, boolean failed, integer first
+---@return table[] workers, table<integer, integer|true> asked their pids, boolean failed, integer first
 local function prepare(s, serving)
   local first = table.remove(serving, 1)
   local asked, rest, failed = { [first] = true }, {}, false
   local workers = ask(s, "prepare", PREPARE, asked)
+  asked[first] = workers[first].pid or true
   if refused(workers[first]) then return workers, asked, true, first end
   local reply = workers[first].reply
-  for _, k in ipairs(serving) do asked[k], rest[k] = true, true end
+  for _, k in ipairs(serving) do rest[k] = true end
   if next(rest) then workers = ask(s, "prepare", PREPARE, rest) end
   workers[first].reply = reply
   for k in pairs(rest) do
@@ -117,7 +147,9 @@ local function prepare(s, serving)
     if not refused(other) and other.reply.code ~= reply.code then
       other.reply = { ok = false, problems = "the files changed while they were read: reload again" }
     end
-    failed = failed or refused(other) and other.heard ~= "gone"
+    if other.heard ~= "gone" and other.heard ~= "absent" then
+      asked[k], failed = other.pid or true, failed or refused(other)
+    end
   end
   return workers, asked, failed, first
 end
@@ -187,8 +219,7 @@ end
 local function look(s, asked, pids, known)
   for k, w in ipairs(ask(s, "trial", ANSWER, asked)) do
     if asked[k] and (w.pid ~= pids[k] or w.heard == "gone" or w.heard == "absent") then
-      return ("worker %d died on trial, and has started again with the new code: put the old files back, and reload")
-        :format(w.worker or 1), "canary"
+      return ("worker %d died on trial, and starts again with the old code"):format(w.worker or 1), "canary"
     elseif asked[k] and w.heard == "answered" then
       if refused(w) then return w.reply.problems, "drain" end
       known[k] = w.reply
@@ -207,9 +238,9 @@ local function roll_back(s, asked, generation, by, why, figures)
   return workers
 end
 
-local function promote(s, asked, by, figures)
+local function promote(s, asked, by, figures, generation)
   log.info("canary promoted", { by = by })
-  local workers = commit(s, "promote", asked)
+  local workers = commit(s, "promote", asked, generation)
   for _, w in ipairs(workers) do w.reply.canary = figures end
   last.canary = figures
   return workers
@@ -238,11 +269,11 @@ local function run_canary(s, asked, request, pids, seconds, generation)
     local why, by = look(s, asked, pids, known)
     local figures = { share = request.canary, pipelines = sum(known) }
     if why then return roll_back(s, asked, generation, by, why, figures) end
-    if stage.finish == "promote" then return promote(s, asked, "command", figures) end
+    if stage.finish == "promote" then return promote(s, asked, "command", figures, generation) end
     if stage.finish then return roll_back(s, asked, generation, "command", "rolled back by command", figures) end
     local verdict, reason = trial.judge(figures.pipelines, now() >= ends, request.canary_least)
     if verdict == "rollback" then return roll_back(s, asked, generation, "canary", reason, figures) end
-    if verdict == "promote" then return promote(s, asked, "canary", figures) end
+    if verdict == "promote" then return promote(s, asked, "canary", figures, generation) end
   end
 end
 
@@ -257,40 +288,73 @@ local function canary(s, workers, asked, request, generation)
   return result
 end
 
--- ---- all of it ----
+-- ---- when nobody serves ----
 
-local function reload(s, request)
-  local generation, serving = s.generation(), {}
+local function serving_of(s)
+  local serving = {}
   for k, w in ipairs(s.workers()) do
     if w.state == "up" then serving[#serving + 1] = k end
   end
-  s.generation(generation + 1)
-  if #serving == 0 then
+  return serving
+end
+
+--- How often they were started in vain since `before` was taken.
+local function starts_since(s, before)
+  local least = math.huge
+  for k, w in ipairs(s.workers()) do least = math.min(least, (w.restarts or 0) - (before[k] or 0)) end
+  return least
+end
+
+--- They may be between two starts: the first that serves can read the new code and test it, while it serves.
+local function wait_for_one(s)
+  local serving, before, ends = serving_of(s), {}, now() + PREPARE
+  if #serving > 0 then return serving end
+  for k, w in ipairs(s.workers()) do before[k] = w.restarts end
+  s.hurry()
+  while #serving == 0 and now() < ends and not s.ending() and starts_since(s, before) <= IN_VAIN do
+    s.sleep(GATE_LOOK)
+    serving = serving_of(s)
+  end
+  return serving
+end
+
+--- What is kept does not start. So one worker starts with what stands in the folder; if that does, it is the new code.
+local function start_anew(s, request, generation)
+  local first = 1
+  local before, ends = s.workers()[first].restarts, now() + PREPARE + (request.gate_limit or GATE)
+  s.anew(first, request.gate)
+  local w
+  repeat
+    s.sleep(GATE_LOOK)
+    w = s.workers()[first]
+  until w.state == "up" or w.restarts > before + 1 or w.restarts > before and not w.pid or now() > ends or s.ending()
+  if w.state == "up" then
+    s.keep(first)
     local workers = s.workers()
-    start_the_rest(s, workers, {})
+    workers[first].reply = { ok = true, state = "done", restarted = true, generation = s.generation() }
+    start_the_rest(s, workers, { [first] = true })
+    last = { state = "done" }
     return workers
   end
+  s.generation(generation)
+  last = { state = "refused", by = "load", problems = NOT_STARTED }
+  return refuse_all(s, "refused", "load", NOT_STARTED)
+end
+
+-- ---- all of it ----
+
+local function reload(s, request)
+  local generation, serving = s.generation(), wait_for_one(s)
+  if s.ending() then return refuse_all(s, "refused", "drain", DRAINING) end
+  s.generation(generation + 1)
+  if #serving == 0 then return start_anew(s, request, generation) end
   local workers, asked, failed, first = prepare(s, serving)
   if failed then return keep_old(s, workers, asked, generation, "load") end
   if not passes_gate(s, workers, asked, first, request) then
     return keep_old(s, workers, asked, generation, "gate")
   end
   if request.canary then return canary(s, workers, asked, request, generation) end
-  return commit(s, "commit", asked)
-end
-
-local function answer_all(s, reply)
-  local workers = s.workers()
-  for _, w in ipairs(workers) do
-    w.reply = {}
-    for name, value in pairs(reply) do w.reply[name] = value end
-  end
-  return workers
-end
-
-local function refuse_all(s, state, by, problems)
-  log.error("reload refused", { error = problems, by = by })
-  return answer_all(s, { ok = false, state = state, by = by, problems = problems, generation = s.generation() })
+  return commit(s, "commit", asked, generation)
 end
 
 local function end_by_hand(s, how)

@@ -45,7 +45,7 @@ local function tell_refusal(name, reply)
   if reply.by ~= "canary" then -- else the problem has told them
     for _, line in ipairs(canary_lines(reply.canary)) do out.note("%s: %s", name, out.plain(line)) end
   end
-  if ENDS[reply.state] then out.note("%s: %s", name, ENDS[reply.state]) end
+  if ENDS[reply.state] and not reply.restarted then out.note("%s: %s", name, ENDS[reply.state]) end
 end
 
 local function tell(name, reply)

@@ -11,11 +11,35 @@ local project = require "moonwire.cli.project.folder"
 local FORMATS = { logfmt = 1, json = 2 }
 local LEVELS = { debug = 0, info = 1, warn = 2, error = 3 }
 
+--- In the log, not as the text of a command: others have begun to write it.
+local function log_problems(problems, code)
+  for line in problems:gmatch "[^\n]+" do log.error("cannot start", { error = line }) end
+  out.err "" -- the log
+  fail.raise(code or fail.CONFIG, nil)
+end
+
+--- A reload found nobody that could test the new code beside the old one: it is tested here, before it serves.
+local function test_first(values, dir, settings, gate)
+  if gate == "project" then gate = values.gate or settings.gate end
+  if gate ~= "spec" then return end
+  local outcome = require "moonwire.cli.process.gate".run(dir, settings.sources, settings.gate_limit)
+  if outcome then log_problems(outcome) end
+end
+
 -- What a supervisor does not need is required where it is used.
 local function load(app, values)
   local url = values.broker and require "moonwire.cli.broker.link".absolute(values.broker)
-  local ok, result = app:load { dir = project.dir(values.DIR), jit = values.jit, broker = url, sources = true }
-  if ok then return result end
+  local sources, gate
+  if values.slot then sources, gate = core.worker_sources() end
+  local options = { dir = project.dir(values.DIR), jit = values.jit, broker = url, sources = true, files = sources }
+  local ok, result = app:load(options)
+  options.files = nil -- a reload reads the folder
+  if ok and gate then test_first(values, options.dir, result, gate) end
+  if ok then
+    if values.slot then core.worker_sources(result.sources) end
+    return result
+  end
+  if sources or gate then log_problems((result:gsub("^!", ""))) end
   local trouble = result:match "^!(.*)"
   if trouble then fail.raise(fail.UNAVAILABLE, trouble) end
   project.complain(result)
