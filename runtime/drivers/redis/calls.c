@@ -80,9 +80,7 @@ mw_redis *mw_redis_next(const mw_redis *r, mw_redis *set) {
 const char *mw_redis_url(const mw_redis *r) { return r->text; }
 
 size_t mw_redis_peers(const mw_redis *r, mw_peer *out) {
-    mw_stream *s = r->client ? mwr_client_stream(r->client) : NULL;
-    if (s) mw_stream_look(s, "handlers", out);
-    return s ? 1 : 0;
+    return r->client && mwr_client_look(r->client, "handlers", out);
 }
 
 static void ignore_ready(void *owner) { (void)owner; }
