@@ -139,7 +139,7 @@ describe("a store that is full", function()
   it("is said to be full when the disk is", function()
     local dir = process.tmpdir()
     local mounted = process.run { "mount", "-t", "tmpfs", "-o", "size=16m", "none", dir }
-    if mounted.code ~= 0 then return end -- not root: the limit below shows the same by other means
+    if mounted.code ~= 0 then return pending "only root can mount a small disk" end
     local ok, err = pcall(function()
       local url = "embedded:" .. dir .. "/store"
       local count, refused = fill(url, 500000, 100)

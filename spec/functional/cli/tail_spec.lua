@@ -121,7 +121,7 @@ describe("tail", function()
     local here = cli.workdir()
     here:publish("a", "x")
     assert.falsy(tail(here, "a", "--no-follow").stdout:find "\27")
-    if not process.which "script" then return end
+    if not process.which "script" then return pending "needs script(1)" end
     local function on_terminal(env)
       local command = ("%s '%s' tail -b embedded:data a --no-follow"):format(env, cli.binary)
       local argv = { "script", "-qec", command, "/dev/null" }
