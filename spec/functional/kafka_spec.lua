@@ -4,7 +4,9 @@ local C = require "moonwire.internal.cdef"
 local broker = require "spec.support.broker"
 local client = require "spec.support.servers.kafka_client"
 local driver = require "spec.contract.kafka"
+local clock = require "spec.support.wait"
 local harness = require "spec.support.harness"
+local json = require "moonwire.json"
 local kafka = require "spec.support.servers.kafka"
 local process = require "spec.support.process"
 
@@ -488,6 +490,46 @@ describe("kafka", function()
     assert.equal(7, #h.broker:messages "in")
     assert.equal(0, (moonwire("dlq", "purge", "in.dead", "--yes")))
     assert.equal(0, #h:dead())
+  end)
+
+  it("tells how old the oldest message is that waits, of the pipeline and of each partition", function()
+    local h = new { name = "age", partitions = 1 }
+    local worker = h:start { settings = "concurrency = 1, buffer = { count = 1 }, timeout = 600,", handler = ([[
+      function M.handle(msg)
+        trace("begin", msg)
+        if msg.id == "second" then mw.sleep(%g) end
+      end]]):format(8 * h.late) }
+    local at = {}
+    local function publish(id)
+      h:publish { { "x", id = id } }
+      at[id] = clock.now()
+    end
+    local function assert_age(seconds, id)
+      local age = clock.now() - at[id]
+      assert.is_true(seconds > 0 and math.abs(seconds - age) < 0.7 * h.late, ("%g s, not %g"):format(seconds, age))
+    end
+    publish "first"
+    h:wait_for("begin", 1)
+    h:wait_settled "in"
+    h:stay(3 * h.late)
+    publish "second"
+    h:wait_for("begin", 2)
+    h:stay(2 * h.late)
+    publish "third"
+    h:stay(2 * h.late)
+    publish "fourth"
+    h:stay(0.5)
+    local ran = process.run { { binary, "status", worker.dir, "--json" }, env = { BROKER_URL = h.url } }
+    local p = json.decode(ran.stdout).pipelines[1]
+    assert_age(p.oldest, "second")
+    assert.equal(2, p.lag)
+    assert.equal(2, p.partitions[1].lag)
+    assert_age(p.partitions[1].behind, "third")
+    h:wait_for("begin", 4, 20) -- what was looked at comes, too
+    h:wait_settled "in"
+    local order = {}
+    for i, line in ipairs(h.trace:of "begin") do order[i] = line.id end
+    assert.same({ "first", "second", "third", "fourth" }, order)
   end)
 
   it("plans and applies topics", function()

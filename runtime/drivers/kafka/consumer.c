@@ -12,8 +12,9 @@
 #include "drivers/kafka/kafka.h"
 
 enum { LEAVE_MS = 5000, TICK_MS = 100, EVENTS_PER_TURN = 256 };
-enum { AHEAD_SHARE = 16, AHEAD_LEAST = 1 << 20, AHEAD_MOST = 4 << 20 }; /* of the pipeline's buffer.bytes */
-#define ONE_ANSWER "16000000" /* bytes, of all partitions that a broker leads; a larger message comes alone  \
+enum { ONE_PARTITION = 1 << 20 }; /* bytes of it in an answer, librdkafka's own default */
+#define ONE_ANSWER                                                                                           \
+    "16000000"                /* bytes, of all partitions that a broker leads; a larger message comes alone  \
                                */
 enum { METADATA_MAX = 4096 }; /* a broker's offset.metadata.max.bytes, unless changed */
 
@@ -147,21 +148,15 @@ static void instance_name(const kafka_conn *c, char *out, size_t size) {
     if (*out && mw_shared_place() >= 0) snprintf(out + strlen(out), 16, "-%d", mw_shared_place());
 }
 
-/* librdkafka keeps so much for each partition, however many there are, and up to one answer more. It does not
- * look whether there is room again before a second is over (before 2.2), so this is also what a partition can
- * give in a second at least; unless something else wakes its broker's thread, such as a commit. */
-static size_t ahead_of(const mw_subscription *spec) {
-    size_t share = spec->buffer_bytes / AHEAD_SHARE;
-    return share < AHEAD_LEAST ? AHEAD_LEAST : share > AHEAD_MOST ? AHEAD_MOST : share;
-}
-
 static rd_kafka_t *new_consumer(kafka_sub *s, mw_error *e) {
-    char session[24], heartbeat[24], poll[24], ahead[24];
+    char session[24], heartbeat[24], poll[24], ahead[24], part[24];
     int64_t beat = s->session_ms / 5 > 0 ? s->session_ms / 5 : 1;
     snprintf(session, sizeof session, "%" PRId64, s->session_ms);
     snprintf(heartbeat, sizeof heartbeat, "%" PRId64, beat < 3000 ? beat : 3000);
     snprintf(poll, sizeof poll, "%" PRId64, s->session_ms > 300000 ? s->session_ms : 300000);
-    snprintf(ahead, sizeof ahead, "%zu", s->ahead_bytes / 1024);
+    size_t share = kafka_ahead_share(s);
+    snprintf(ahead, sizeof ahead, "%zu", share / 1024);
+    snprintf(part, sizeof part, "%zu", share < ONE_PARTITION ? share : ONE_PARTITION);
     const char *pairs[32];
     size_t n = 0;
 #define PAIR(name, value) (pairs[n++] = (name), pairs[n++] = (value))
@@ -174,10 +169,14 @@ static rd_kafka_t *new_consumer(kafka_sub *s, mw_error *e) {
     if (!kafka_conf_given(s->conn, "heartbeat.interval.ms")) PAIR("heartbeat.interval.ms", heartbeat);
     if (!kafka_conf_given(s->conn, "max.poll.interval.ms")) PAIR("max.poll.interval.ms", poll);
     if (!kafka_conf_given(s->conn, "queued.max.messages.kbytes")) PAIR("queued.max.messages.kbytes", ahead);
+    if (!kafka_conf_given(s->conn, "fetch.message.max.bytes") &&
+        !kafka_conf_given(s->conn, "max.partition.fetch.bytes"))
+        PAIR("fetch.message.max.bytes", part);
     if (!kafka_conf_given(s->conn, "fetch.max.bytes")) {
         PAIR("fetch.max.bytes", ONE_ANSWER);
         PAIR("message.max.bytes", ONE_ANSWER); /* a producer's; librdkafka would raise the other one to it */
     }
+    if (!s->partitions) PAIR("partition.assignment.strategy", "range"); /* see fails_to_end */
     if (rd_kafka_version() >= 0x020200ff && !kafka_conf_given(s->conn, "fetch.queue.backoff.ms"))
         PAIR("fetch.queue.backoff.ms", "10");
     if (*s->instance) PAIR("group.instance.id", s->instance);
@@ -191,22 +190,15 @@ static void wake_by(kafka_sub *s, rd_kafka_queue_t *q) {
     rd_kafka_queue_io_event_enable(q, s->wake.fd, &one, sizeof one);
 }
 
-static int join(kafka_sub *s, mw_error *e) {
+void kafka_sub_join(kafka_sub *s) {
     rd_kafka_topic_partition_list_t *topics = rd_kafka_topic_partition_list_new((int)s->topic_count);
     for (uint32_t i = 0; i < s->topic_count; i++)
         rd_kafka_topic_partition_list_add(topics, s->topics[i], RD_KAFKA_PARTITION_UA);
     rd_kafka_resp_err_t err = rd_kafka_subscribe(s->rk, topics);
     rd_kafka_topic_partition_list_destroy(topics);
-    return err ? mw_fail(e, MW_EUSAGE, false, "Kafka: topic \"%s\": %s", s->topic, rd_kafka_err2str(err)) : 0;
-}
-
-void kafka_sub_join(kafka_sub *s) {
-    mw_error e;
-    if (!join(s, &e)) return;
-    mw_log_begin(MW_WARN, "kafka: cannot subscribe");
-    mw_log_text("group", s->group);
-    mw_log_text("error", e.text);
-    mw_log_end();
+    if (!err) return;
+    log_error(s, err, rd_kafka_err2str(err));
+    kafka_note(s->conn, rd_kafka_err2str(err));
 }
 
 static void free_sub(kafka_sub *s) {
@@ -236,6 +228,7 @@ int kafka_sub_raise(kafka_sub *s, mw_error *e) {
     if (!(s->rk = new_consumer(s, e))) return -1;
     s->life++;
     s->fatal = s->assigned_once = false;
+    s->provisional = !s->partitions;
     s->unread = kafka_unread_new();
     s->ticked = s->raised_at = mw_loop_mono_ms(s->conn->loop);
     rd_kafka_poll_set_consumer(s->rk);
@@ -243,12 +236,20 @@ int kafka_sub_raise(kafka_sub *s, mw_error *e) {
     s->commits = rd_kafka_queue_new(s->rk);
     wake_by(s, s->events);
     wake_by(s, s->commits);
-    if (join(s, e)) {
-        kafka_sub_lower(s);
-        return -1;
-    }
+    if (s->partitions)
+        kafka_sub_join(s);
+    else
+        kafka_ahead_ask(s);
     kafka_sub_pump(s); /* a queue that is not empty already would never wake us */
     return 0;
+}
+
+void kafka_sub_renew(kafka_sub *s) {
+    mw_error e;
+    kafka_sub_lower(s);
+    if (kafka_sub_raise(s, &e) == 0) return;
+    snprintf(s->why, sizeof s->why, "%s", e.text);
+    kafka_fall(s);
 }
 
 mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
@@ -265,7 +266,7 @@ mw_sub *kafka_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e)
     s->start_at = spec->start_at;
     s->session_ms = kafka_conf_session(c, spec->lease_ms);
     s->metadata_max = METADATA_MAX;
-    s->ahead_bytes = ahead_of(spec);
+    s->buffer_bytes = spec->buffer_bytes;
     if (mw_wake_start(c->loop, &s->wake, woken)) abort();
     s->errands = kafka_errands_new(c->loop);
     s->next = c->subs;
@@ -302,7 +303,8 @@ static bool fails_to_end(const kafka_sub *s) {
     char strategy[128] = "";
     size_t len = sizeof strategy;
     rd_kafka_conf_get(s->conn->conf, "partition.assignment.strategy", strategy, &len);
-    return rd_kafka_version() < 0x020300ff && !s->assigned_once && strstr(strategy, "sticky");
+    return rd_kafka_version() < 0x020300ff && !s->assigned_once && !s->provisional &&
+           strstr(strategy, "sticky");
 }
 
 /* It blocks: that is an errand. */

@@ -64,15 +64,14 @@ struct kafka_part {
     uint16_t epoch;
     kafka_part_state state;
     rd_kafka_queue_t *queue;
-    rd_kafka_message_t *early; /* of a retry channel: the first one, until it is due */
+    rd_kafka_message_t *early; /* the next one: of a retry channel, until it is due; or it was looked at */
     int64_t early_due;
     kafka_marks *marks;
-    int64_t newest_ms; /* publish time of the last one delivered */
-    uint32_t out;      /* delivered, and no settlement that ends them has come */
-    bool dirty;        /* its commit would say something new */
-    bool anew;         /* its log begins anew, below what we have read */
-    bool crowded;      /* what it remembers hardly fits into a commit: no more until the mark moves */
-    bool heavy;        /* its messages have large headers: they are read at once, so that they count */
+    uint32_t out; /* delivered, and no settlement that ends them has come */
+    bool dirty;   /* its commit would say something new */
+    bool anew;    /* its log begins anew, below what we have read */
+    bool crowded; /* what it remembers hardly fits into a commit: no more until the mark moves */
+    bool heavy;   /* its messages have large headers: they are read at once, so that they count */
 };
 
 typedef enum {
@@ -108,10 +107,12 @@ struct kafka_sub {
     int64_t start_at;
     kafka_sub_state state;
     int64_t session_ms;
-    size_t ahead_bytes; /* what may be fetched ahead of a partition */
-    rd_kafka_t *rk;     /* NULL: while none could be made (KAFKA_FALLEN) */
-    uint32_t life;      /* which one it is, of those that followed each other */
-    bool fatal;         /* librdkafka says that it will not work again; looked at when it is safe */
+    size_t buffer_bytes; /* the pipeline's */
+    uint32_t partitions; /* of its topics, as far as known; 0: not asked yet (ahead.c) */
+    bool provisional; /* this consumer only asks for that; it never joins with another strategy than range */
+    rd_kafka_t *rk;   /* NULL: while none could be made (KAFKA_FALLEN) */
+    uint32_t life;    /* which one it is, of those that followed each other */
+    bool fatal;       /* librdkafka says that it will not work again; looked at when it is safe */
     rd_kafka_queue_t *events, *commits;
     kafka_errands *errands; /* asking for commits, and the end of the consumer */
     mw_wake wake;
@@ -197,7 +198,8 @@ void kafka_begin(mw_sub *sub, uint64_t tag, uint32_t unit);
 void kafka_pause(mw_sub *sub);
 void kafka_unsubscribe(mw_sub *sub);
 void kafka_sub_pump(kafka_sub *s);
-void kafka_sub_join(kafka_sub *s); /* again, because there are more topics */
+void kafka_sub_join(kafka_sub *s);  /* with all its topics; again, when there are more */
+void kafka_sub_renew(kafka_sub *s); /* another consumer, with other properties; before it has anything */
 void kafka_sub_committed_last(kafka_sub *s);
 int kafka_sub_raise(kafka_sub *s, mw_error *e); /* makes a consumer, and joins */
 void kafka_sub_lower(kafka_sub *s);             /* ends it, and everything that came from it */
@@ -211,7 +213,8 @@ kafka_part *kafka_part_find(kafka_sub *s, const char *topic, int32_t partition);
 const char *kafka_part_topic(const kafka_part *p);
 kafka_part *kafka_part_of(kafka_sub *s, uint64_t tag, uint32_t unit); /* NULL: it is not ours any more */
 void kafka_part_open(kafka_part *p);
-size_t kafka_parts_deliver(kafka_sub *s); /* how many; there may be more */
+int64_t kafka_part_next_ms(kafka_part *p); /* publish time of the next one to be delivered; 0: not known */
+size_t kafka_parts_deliver(kafka_sub *s);  /* how many; there may be more */
 void kafka_part_error(rd_kafka_t *rk, int err, const char *reason, void *conn); /* librdkafka calls it */
 uint64_t kafka_tag_offset(uint64_t tag);
 size_t kafka_locate(const mw_sub *sub, uint64_t tag, uint32_t unit, char *out, size_t size);
@@ -240,6 +243,10 @@ void kafka_rebalance_forget(kafka_sub *s);      /* everything it has is nobody's
 
 /* fallen.c */
 void kafka_fall(kafka_sub *s);
+
+/* ahead.c */
+size_t kafka_ahead_share(const kafka_sub *s); /* bytes a partition */
+void kafka_ahead_ask(kafka_sub *s);           /* then it joins */
 
 /* stranded.c */
 void kafka_stranded_look(kafka_sub *s);

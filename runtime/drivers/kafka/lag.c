@@ -1,5 +1,7 @@
 /* lag.c - how far behind a subscription is, from what librdkafka knows anyway: every answer to a fetch tells
- * the partition's end. Nothing is asked for, nothing waits. A consumer knows the partitions it has. */
+ * the partition's end. Nothing is asked for, nothing waits. A consumer knows the partitions it has. How old
+ * the next message of a partition is, is known when it has been fetched; it is taken out of the queue for
+ * that, and delivered as if it were still there. */
 #include <stdio.h>
 
 #include "drivers/kafka/kafka.h"
@@ -31,10 +33,10 @@ bool kafka_depth(mw_sub *sub, mw_depth *out) {
             out->delayed += lag;
         else
             out->ready += lag;
-        if (p->early && (!out->next_due_ms || p->early_due < out->next_due_ms))
+        int64_t next = lag ? kafka_part_next_ms(p) : 0;
+        if (next && (!out->oldest_ms || next < out->oldest_ms)) out->oldest_ms = next;
+        if (p->topic && p->early && (!out->next_due_ms || p->early_due < out->next_due_ms))
             out->next_due_ms = p->early_due;
-        if (lag && p->newest_ms && (!out->oldest_ms || p->newest_ms < out->oldest_ms))
-            out->oldest_ms = p->newest_ms;
         out->unsettled += kafka_marks_pending(p->marks);
     }
     if (s->gathering.len || s->committing.len) out->unsettled++;
@@ -45,18 +47,16 @@ size_t kafka_places(mw_sub *sub, mw_place *out, size_t max) {
     kafka_sub *s = (kafka_sub *)sub;
     size_t n = 0;
     for (uint32_t i = 0; i < s->part_count && n < max; i++) {
-        const kafka_part *p = s->parts[i];
+        kafka_part *p = s->parts[i];
         mw_place *place = &out[n];
         uint64_t lag;
         if (!lag_of(p, &lag)) continue;
-        int64_t behind = p->newest_ms ? mw_loop_wall_ms(s->conn->loop) - p->newest_ms : -1;
+        int64_t next = lag ? kafka_part_next_ms(p) : 0;
+        int64_t age = next ? mw_loop_wall_ms(s->conn->loop) - next : -1;
         *place = (mw_place){.lag = lag,
                             .unsettled = kafka_marks_pending(p->marks),
                             .position = kafka_marks_mark(p->marks),
-                            .behind_ms = !lag         ? 0
-                                         : behind > 0 ? behind
-                                         : behind < 0 ? -1
-                                                      : 0};
+                            .behind_ms = !lag || (next && age < 0) ? 0 : age};
         if (p->topic)
             snprintf(place->name, sizeof place->name, "retry %u:%d", p->topic, p->partition);
         else

@@ -155,9 +155,7 @@ static bool received(kafka_part *p, rd_kafka_message_t *m, bool first, mw_incomi
     case KAFKA_NEW: break;
     }
     kafka_retry retry = {0};
-    rd_kafka_timestamp_type_t kind;
     int64_t offset = m->offset;
-    p->newest_ms = rd_kafka_message_timestamp(m, &kind);
     mw_message *msg = message_of(p, m, first, &retry);
     *in = (mw_incoming){.msg = msg,
                         .tag = tag_of(p, offset),
@@ -176,10 +174,36 @@ static bool may_read(const kafka_part *p) {
 /* The next one. All of a retry channel wait equally long, so when the first is not due none is. */
 static rd_kafka_message_t *next_message(kafka_part *p) {
     rd_kafka_message_t *m = p->early ? p->early : rd_kafka_consume_queue(p->queue, 0);
+    p->early = NULL;
     if (!m || !p->topic || m->err) return m;
     p->early_due = kafka_record_due(m);
-    p->early = p->early_due > mw_loop_wall_ms(p->sub->conn->loop) ? m : NULL;
+    if (p->early_due > mw_loop_wall_ms(p->sub->conn->loop)) p->early = m;
     return p->early ? NULL : m;
+}
+
+/* One that is no message. */
+static void told(kafka_part *p, rd_kafka_message_t *m) {
+    if (m->err == RD_KAFKA_RESP_ERR__PARTITION_EOF)
+        reached_end(p, m->offset);
+    else
+        trouble(p->sub, m->err, rd_kafka_message_errstr(m));
+    rd_kafka_message_destroy(m);
+}
+
+int64_t kafka_part_next_ms(kafka_part *p) {
+    rd_kafka_timestamp_type_t kind;
+    while (!p->early && may_read(p)) {
+        rd_kafka_message_t *m = rd_kafka_consume_queue(p->queue, 0);
+        if (!m) return 0;
+        if (m->err) {
+            told(p, m);
+            continue;
+        }
+        p->early = m;
+        if (p->topic) p->early_due = kafka_record_due(m);
+    }
+    int64_t at = p->early ? rd_kafka_message_timestamp(p->early, &kind) : 0;
+    return at > 0 ? at : 0;
 }
 
 static size_t take(kafka_part *p, mw_incoming *in, size_t most, size_t *bytes) {
@@ -188,11 +212,7 @@ static size_t take(kafka_part *p, mw_incoming *in, size_t most, size_t *bytes) {
         rd_kafka_message_t *m = next_message(p);
         if (!m) break;
         if (m->err) {
-            if (m->err == RD_KAFKA_RESP_ERR__PARTITION_EOF)
-                reached_end(p, m->offset);
-            else
-                trouble(p->sub, m->err, rd_kafka_message_errstr(m));
-            rd_kafka_message_destroy(m);
+            told(p, m);
         } else if (received(p, m, n == 0, &in[n])) {
             size_t size = mw_message_size(in[n++].msg);
             *bytes -= size < *bytes ? size : *bytes;

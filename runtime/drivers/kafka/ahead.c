@@ -1,0 +1,69 @@
+/* ahead.c - how much is fetched ahead. librdkafka's limit is one for each partition, and it is set before the
+ * consumer is made; so the brokers are asked how many partitions there are, and all of them together get a
+ * budget: the pipeline's buffer.bytes, within bounds. It cannot be small: librdkafka looks whether there is
+ * room again only after some hundred milliseconds (before 2.2), so a partition gives about two and a half
+ * times its share in a second. Then the consumer joins its group. */
+#include <stdlib.h>
+
+#include "drivers/kafka/kafka.h"
+
+enum { ASK_MS = 1000, AGAIN_MS = 300, GUESS = 16 };
+enum { BUDGET_LEAST = 16 << 20, BUDGET_MOST = 64 << 20, SHARE_LEAST = 128 << 10 };
+
+typedef struct asking {
+    kafka_errand errand;
+    kafka_sub *sub;
+    rd_kafka_t *rk;
+    uint32_t life, partitions;
+    rd_kafka_resp_err_t err;
+} asking;
+
+size_t kafka_ahead_share(const kafka_sub *s) {
+    size_t budget = s->buffer_bytes < BUDGET_LEAST  ? BUDGET_LEAST
+                    : s->buffer_bytes > BUDGET_MOST ? BUDGET_MOST
+                                                    : s->buffer_bytes;
+    size_t share = budget / (s->partitions ? s->partitions : GUESS);
+    return share < SHARE_LEAST ? SHARE_LEAST : share;
+}
+
+/* On the thread. A topic that is not there, or not to be seen, has no partitions: what is wrong with it is
+ * told when it is subscribed to. */
+static void ask(kafka_errand *e) {
+    asking *a = (asking *)e;
+    for (uint32_t i = 0; i < a->sub->topic_count && !a->err; i++) {
+        const struct rd_kafka_metadata *answer;
+        rd_kafka_topic_t *topic = rd_kafka_topic_new(a->rk, a->sub->topics[i], NULL);
+        if (!topic) continue;
+        a->err = rd_kafka_metadata(a->rk, 0, topic, &answer, ASK_MS);
+        if (!a->err && answer->topic_cnt) a->partitions += (uint32_t)answer->topics[0].partition_cnt;
+        if (!a->err) rd_kafka_metadata_destroy(answer);
+        rd_kafka_topic_destroy(topic);
+    }
+}
+
+static void again(mw_timer *t) { kafka_ahead_ask(mw_container_of(t, kafka_sub, rise_timer)); }
+
+static void asked(kafka_errand *e, bool alive) {
+    asking *a = (asking *)e;
+    kafka_sub *s = a->sub;
+    if (alive && a->life == s->life && s->state == KAFKA_OPEN && !s->fatal) {
+        size_t before = kafka_ahead_share(s);
+        if (a->err) {
+            mw_timer_start(s->conn->loop, &s->rise_timer, AGAIN_MS, again);
+        } else {
+            s->partitions = a->partitions ? a->partitions : GUESS;
+            if (kafka_ahead_share(s) == before && !kafka_conf_given(s->conn, "partition.assignment.strategy"))
+                kafka_sub_join(s);
+            else
+                kafka_sub_renew(s);
+        }
+    }
+    free(a);
+}
+
+void kafka_ahead_ask(kafka_sub *s) {
+    asking *a = calloc(1, sizeof *a);
+    if (!a) abort();
+    *a = (asking){.errand = {.work = ask, .done = asked}, .sub = s, .rk = s->rk, .life = s->life};
+    kafka_errands_send(s->errands, &a->errand);
+}
