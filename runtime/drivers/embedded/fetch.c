@@ -35,6 +35,7 @@ typedef struct look { /* one fetch */
     MDB_cursor *behind; /* of the scans of lanes; NULL when there are none */
     mw_incoming in[BATCH];
     size_t count, room, bytes;
+    size_t lanes_room; /* of the room: the rest is for keys that are not long */
     int walk, lanes_walk;
     bool more;  /* stopped early: come again */
     bool freed; /* marks are gone: the core must hear that before it gets messages */
@@ -244,10 +245,12 @@ static bool scan_lane(look *l, mwe_lane *lane, uint8_t priority) {
         if (!mwe_read_place(&key, MWE_READY_KEY, &level, &seq)) continue;
         if (level != priority || seq >= s->scan[priority]) break;
         size_t before = l->count;
-        if (l->lanes_walk-- <= 0) return true;
+        if (l->lanes_walk-- <= 0 || !l->lanes_room) return true;
         if (!take(l, priority, seq, &value, lane)) return false;
         *from = seq + 1;
-        if (l->count == before || --lane->room) continue;
+        if (l->count == before) continue;
+        l->lanes_room--;
+        if (--lane->room) continue;
         l->in[before].held = true;
         return true;
     }
@@ -272,11 +275,12 @@ static int seek(look *l, uint8_t priority, mwe_key *k, MDB_val *key, MDB_val *va
 }
 
 static bool scan_lanes_down(look *l, int *level, int to) {
-    while (*level > to)
-        if (!scan_lanes(l, (uint8_t)-- * level)) {
-            l->more = true;
-            return false;
-        }
+    while (*level > to) {
+        *level -= 1;
+        if (scan_lanes(l, (uint8_t)*level)) continue;
+        l->more = true;
+        return false;
+    }
     return true;
 }
 
@@ -454,6 +458,7 @@ static void fetch(mw_deferred *d) {
     l.room = s->paused ? 0 : s->conn->host->room(s->source, &l.bytes);
     bool full = l.room <= BATCH;
     if (!full) l.room = BATCH;
+    l.lanes_room = (l.room + 1) / 2;
     if (!read_all(&l)) {
         mw_timer_start(s->conn->loop, &s->due, DUE_POLL_MS, due_fired);
         return;
