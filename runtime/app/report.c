@@ -1,3 +1,4 @@
+#include "core/tier.h"
 #include "app/report.h"
 
 #include <stdio.h>
@@ -69,6 +70,7 @@ static void set_places(lua_State *L, mw_pipeline *p) {
         set_number(L, "lag", (double)list[i].lag);
         set_number(L, "unsettled", (double)list[i].unsettled);
         set_number(L, "position", (double)list[i].position);
+        set_number(L, "next", (double)list[i].next);
         set_ms(L, "behind", list[i].behind_ms);
         lua_rawseti(L, -2, (int)i + 1);
     }
@@ -214,6 +216,18 @@ static const mw_delivery *search(lua_State *L, mw_pipeline *p, const char *what,
     return found;
 }
 
+static void set_retry_channels(lua_State *L, const mw_pipeline_spec *spec) {
+    if (!spec->tier_count) return;
+    lua_newtable(L);
+    for (uint32_t i = 0; i < spec->tier_count; i++) {
+        char channel[MW_TIER_CHANNEL];
+        mw_tier_channel(channel, spec->channel, spec->tiers_ms[i]);
+        lua_pushstring(L, channel);
+        lua_rawseti(L, -2, (int)i + 1);
+    }
+    lua_setfield(L, -2, "retry_channels");
+}
+
 void mw_report_explain(lua_State *L, mw_pipeline *p, const char *what, size_t len) {
     static const char *const orders[] = {"none", "key", "source"};
     const mw_pipeline_spec *spec = mw_pipeline_settings(p);
@@ -224,6 +238,7 @@ void mw_report_explain(lua_State *L, mw_pipeline *p, const char *what, size_t le
     set_flag(L, "own_key", spec->own_key);
     set_number(L, "concurrency", spec->concurrency);
     set_text(L, "dead_channel", spec->dead_channel);
+    set_retry_channels(L, spec);
     set_text(L, "broker", mw_link_url(spec->from));
     set_text(L, "address", mw_link_key(spec->from));
     set_text(L, "dead_address", mw_link_key(spec->dead));

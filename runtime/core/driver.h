@@ -182,6 +182,7 @@ typedef struct mw_place { /* a part of a channel that this consumer has, such as
     uint64_t lag;       /* not delivered yet */
     uint64_t unsettled; /* delivered */
     uint64_t position;  /* everything before it is settled, as far as the broker knows */
+    uint64_t next;      /* everything before it was delivered */
     int64_t behind_ms;  /* the age of the oldest one not delivered yet; 0: there is none; -1: not known */
 } mw_place;
 

@@ -446,6 +446,29 @@ describe("kafka", function()
     assert.is_nil(out[2].headers["mw-tombstone"])
   end)
 
+  it("explains where a message stands: handled, not fetched, waiting in a retry topic, running", function()
+    local h = new { name = "explain", partitions = 1, topics = { ["in.retry.60s"] = 1 } }
+    local settings = "concurrency = 1, buffer = { count = 1 }, retry = { topics = { 60 } },"
+    local worker = h:start { settings = settings, handler = [[
+      function M.handle(msg)
+        trace("begin", msg)
+        if msg.id == "fails" then error("no stock", 0) end
+        if msg.id == "slow" then mw.sleep(20) end
+      end]] }
+    local function says(what, pattern)
+      local ran = process.run { { binary, "explain", what, worker.dir }, env = { BROKER_URL = h.url }, timeout = 30 }
+      assert.matches(pattern, ran.stdout .. ran.stderr)
+    end
+    h:publish { { "x", id = "done" }, { "x", id = "fails" }, { "x", id = "slow" } }
+    h:wait_for("begin", 3, 20)
+    h:publish { { "x", id = "later-1" }, { "x", id = "later-2" } }
+    says("done", "Message done is on channel in: this pipeline has settled it")
+    says("fails", "Message fails is on channel in%.retry%.60s: it waits here for attempt 2 until .* error: no stock")
+    says("slow", "Message slow is in pipeline p .*a handler has had it")
+    says("later-2", "Message later%-2 is on channel in: it is ready, and no process has fetched it yet")
+    h:kill()
+  end)
+
   it("shows its commands: publish, tail, dlq, status, topology", function()
     local h = new { name = "cli", partitions = 3 }
     local function moonwire(...)

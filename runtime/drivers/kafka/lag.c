@@ -56,6 +56,7 @@ size_t kafka_places(mw_sub *sub, mw_place *out, size_t max) {
         *place = (mw_place){.lag = lag,
                             .unsettled = kafka_marks_pending(p->marks),
                             .position = kafka_marks_mark(p->marks),
+                            .next = kafka_marks_next(p->marks),
                             .behind_ms = !lag || (next && age < 0) ? 0 : age};
         if (p->topic)
             snprintf(place->name, sizeof place->name, "retry %u:%d", p->topic, p->partition);

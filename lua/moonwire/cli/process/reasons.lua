@@ -135,6 +135,11 @@ local PLACES = {
 local function hit_text(hit, name)
   if hit.place == "dead" then
     return ("it is a dead letter (%s): %s"):format(out.plain(hit.class), out.plain(hit.reason))
+  elseif hit.place == "retry" then
+    local attempt = hit.attempts and (" for attempt %d"):format(hit.attempts + 1) or ""
+    local why = hit.error and (" First error: " .. out.plain(hit.error)) or ""
+    local waits = hit.due > os.time()
+    return ("it %s here%s until %s.%s"):format(waits and "waits" or "waited", attempt, out.time(hit.due), why)
   elseif hit.place == "delayed" then
     return ("it is delayed until %s."):format(out.time(hit.due))
   end

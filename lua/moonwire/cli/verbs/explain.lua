@@ -41,18 +41,24 @@ local function in_flight(p) return p.message or p.lane and p.lane.holder or p.of
 
 -- ---- the broker ----
 
-local function hit_of(entry, what, dead)
+-- kind: "dead" and "retry" are those channels; else it is the one that the pipeline reads.
+local function hit_of(entry, what, kind)
   local v = letters.of(entry)
   if v.id ~= what and v.key ~= what then return nil end
-  return { id = v.id, key = v.key, due = v.due, position = v.position, place = dead and "dead" or nil,
-    class = dead and v.class or nil, reason = dead and v.reason or nil, time = v.time }
+  local hit = { id = v.id, key = v.key, due = v.due, position = v.position, time = v.time }
+  if kind == "dead" then hit.place, hit.class, hit.reason = "dead", v.class, v.reason end
+  if kind == "retry" then
+    hit.place, hit.due = "retry", (tonumber(v.headers["mw-retry-due"]) or 0) / 1000
+    hit.attempts, hit.error = tonumber(v.headers["mw-retry-attempts"]), v.headers["mw-retry-error"]
+  end
+  return hit
 end
 
-local function scan(link, name, what, dead)
-  local result = { channel = name, dead = dead or nil, hits = json.array {}, count = 0, scanned = 0 }
+local function scan(link, name, what, kind)
+  local result = { channel = name, dead = kind == "dead" or nil, hits = json.array {}, count = 0, scanned = 0 }
   channel.each_page(link, name, nil, function(entries)
     for _, entry in ipairs(entries) do
-      local hit = hit_of(entry, what, dead)
+      local hit = hit_of(entry, what, kind)
       if hit then
         result.count = result.count + 1
         if #result.hits < HITS_MOST then table.insert(result.hits, hit) end
@@ -72,9 +78,23 @@ local function open(url)
   return nil, tostring(link)
 end
 
+-- Where partitions are read by offsets: whether some process was given this message, and has it no more.
+local function was_delivered(hit, pipelines, name)
+  local partition, behind = tostring(hit.position):match "^(%d+)%-(%d+)$"
+  if not behind then partition, behind = "0", tostring(hit.position) end
+  for _, p in ipairs(pipelines) do
+    for _, place in ipairs(p.name == name and p.partitions or {}) do
+      if place.name == partition then return tonumber(behind) <= place.next end
+    end
+  end
+  return nil
+end
+
 -- A key that is held, or whose lane is parked, keeps its messages at the broker.
-local function place_of(values, hit, pipeline)
+local function place_of(values, hit, pipeline, pipelines)
   if hit.due then return "delayed" end
+  local delivered = was_delivered(hit, pipelines, pipeline.name)
+  if delivered ~= nil then return delivered and "kept" or "ready" end
   if hit.key and pipeline.order == "key" and not pipeline.own_key then
     for _, p in ipairs(ask(values, hit.key)) do
       if p.name == pipeline.name and p.lane and (p.lane.mark == "hold" or p.lane.parked) then return "parked" end
@@ -84,12 +104,12 @@ local function place_of(values, hit, pipeline)
   return nothing and "kept" or "ready"
 end
 
-local function look_at(values, p, address, name, dead)
+local function look_at(values, p, pipelines, address, name, kind)
   if address:find "^memory" then return { channel = name, unreadable = "a memory: broker lives inside its process" } end
   local link, why = open(address)
   if not link then return { channel = name, unreadable = why } end
-  local result = scan(link, name, values.WHAT, dead)
-  for _, hit in ipairs(result.hits) do hit.place = hit.place or place_of(values, hit, p) end
+  local result = scan(link, name, values.WHAT, kind)
+  for _, hit in ipairs(result.hits) do hit.place = hit.place or place_of(values, hit, p, pipelines) end
   return result
 end
 
@@ -97,11 +117,13 @@ end
 local function search_brokers(values, pipelines)
   local results, seen = {}, {}
   for _, p in ipairs(pipelines) do
-    for _, at in ipairs { { p.address, p.channel, false }, { p.dead_address, p.dead_channel, true } } do
+    local channels = { { p.address, p.channel }, { p.dead_address, p.dead_channel, "dead" } }
+    for _, name in ipairs(p.retry_channels or {}) do channels[#channels + 1] = { p.address, name, "retry" } end
+    for _, at in ipairs(channels) do
       local mark = table.concat({ p.name, at[1], at[2] }, "\0")
       if not seen[mark] then
         seen[mark] = true
-        local result = look_at(values, p, at[1], at[2], at[3])
+        local result = look_at(values, p, pipelines, at[1], at[2], at[3])
         result.pipeline = p.name
         results[#results + 1] = result
       end
