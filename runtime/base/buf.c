@@ -37,6 +37,20 @@ void mw_buf_printf(mw_buf *b, const char *format, ...) {
     if (n > 0) b->len += (size_t)n;
 }
 
+void mw_buf_json(mw_buf *b, const char *text, size_t len) {
+    mw_buf_puts(b, "\"");
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '"' || c == '\\')
+            mw_buf_printf(b, "\\%c", c);
+        else if (c < 0x20)
+            mw_buf_printf(b, "\\u%04x", c);
+        else
+            mw_buf_add(b, &text[i], 1);
+    }
+    mw_buf_puts(b, "\"");
+}
+
 void mw_buf_free(mw_buf *b) {
     free(b->data);
     *b = (mw_buf){0};

@@ -12,4 +12,5 @@ char *mw_buf_reserve(mw_buf *b, size_t more); /* room for `more` bytes at the en
 void mw_buf_add(mw_buf *b, const void *data, size_t len);
 void mw_buf_puts(mw_buf *b, const char *text);
 void mw_buf_printf(mw_buf *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void mw_buf_json(mw_buf *b, const char *text, size_t len); /* as a string in JSON, with its quotes */
 void mw_buf_free(mw_buf *b);

@@ -599,6 +599,11 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end }
     assert.matches("cannot make them fewer", text)
     write "new = {}" -- as many as there are
     assert.equal(0, (moonwire("plan", dir)))
+    local replicas = {} -- a value of any length goes there and back
+    for i = 1, 100 do replicas[i] = i % 4 .. ":" .. i end
+    write(("long = { config = { ['leader.replication.throttled.replicas'] = '%s' } }"):format(table.concat(replicas, ",")))
+    assert.equal(0, (moonwire("apply", dir)))
+    h:wait(function() return (moonwire("plan", dir)) == 0 end, 10, "the long value to be the same")
     for given, problem in pairs {
       ["new = { retention = 60, config = { ['retention.ms'] = 5 } }"] =
         'topics.new: retention and config["retention.ms"] say the same thing: leave one out',

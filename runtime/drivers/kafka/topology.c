@@ -36,28 +36,14 @@ typedef struct item {
 
 /* ---- JSON, out ---- */
 
-static void put_string(mw_buf *b, const char *text, size_t len) {
-    mw_buf_puts(b, "\"");
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)text[i];
-        if (c == '"' || c == '\\')
-            mw_buf_printf(b, "\\%c", c);
-        else if (c < 0x20 || c >= 0x7f)
-            mw_buf_printf(b, "\\u%04x", c);
-        else
-            mw_buf_add(b, &text[i], 1);
-    }
-    mw_buf_puts(b, "\"");
-}
-
 static void differs(item *it, const char *field, const char *wanted, size_t wanted_len, const char *found) {
     mw_buf *b = &it->differences;
     mw_buf_puts(b, b->len ? ",{\"field\":" : "{\"field\":");
-    put_string(b, field, strlen(field));
+    mw_buf_json(b, field, strlen(field));
     mw_buf_puts(b, ",\"wanted\":");
-    put_string(b, wanted, wanted_len);
+    mw_buf_json(b, wanted, wanted_len);
     mw_buf_puts(b, ",\"found\":");
-    put_string(b, found, strlen(found));
+    mw_buf_json(b, found, strlen(found));
     mw_buf_puts(b, "}");
 }
 
@@ -72,7 +58,7 @@ static void put_item(const item *it) {
     mw_buf *b = &it->request->answer;
     mw_buf_puts(b, b->len > 10 ? "," : "");
     mw_buf_puts(b, "{\"kind\":\"topic\",\"name\":");
-    put_string(b, it->name, strlen(it->name));
+    mw_buf_json(b, it->name, strlen(it->name));
     mw_buf_printf(b, ",\"state\":\"%s\",\"differences\":[", it->state);
     mw_buf_add(b, it->differences.data, it->differences.len);
     mw_buf_puts(b, "]");
@@ -81,7 +67,7 @@ static void put_item(const item *it) {
                       it->found_replication);
     if (*it->problem) {
         mw_buf_puts(b, ",\"error\":");
-        put_string(b, it->problem, strlen(it->problem));
+        mw_buf_json(b, it->problem, strlen(it->problem));
     }
     mw_buf_puts(b, "}");
 }
@@ -115,6 +101,16 @@ static bool wanted_config(const item *it, size_t i, struct mw_json_value *name, 
     if (!find(it, path, name) || name->type != MW_JSON_STRING) return false;
     snprintf(path, sizeof path, "settings.config.%zu.value", i + 1);
     return find(it, path, value) && value->type == MW_JSON_STRING;
+}
+
+/* The same as strings, whatever their length; both are the caller's. */
+static bool wanted_pair(const item *it, size_t i, char **field, char **wanted) {
+    struct mw_json_value name, value;
+    if (!wanted_config(it, i, &name, &value)) return false;
+    *field = strndup(name.text, name.len);
+    *wanted = strndup(value.text, value.len);
+    if (!*field || !*wanted) abort();
+    return true;
 }
 
 /* ---- asking the broker ---- */
@@ -182,10 +178,9 @@ static rd_kafka_event_t *describe(item *it, rd_kafka_t *rk, rd_kafka_queue_t *q)
 
 /* ---- comparing ---- */
 
-static const char *found_value(const item *it, const struct mw_json_value *name) {
+static const char *found_value(const item *it, const char *name) {
     for (size_t i = 0; i < it->entry_count; i++) {
-        const char *there = rd_kafka_ConfigEntry_name(it->entries[i]);
-        if (strlen(there) == name->len && memcmp(there, name->text, name->len) == 0) {
+        if (strcmp(rd_kafka_ConfigEntry_name(it->entries[i]), name) == 0) {
             const char *value = rd_kafka_ConfigEntry_value(it->entries[i]);
             return value ? value : "";
         }
@@ -201,20 +196,23 @@ static bool loses_messages(const char *field, const char *wanted, const char *fo
     return w >= 0 && (f < 0 || w < f);
 }
 
+static void compare_one(item *it, const char *field, const char *wanted) {
+    const char *found = found_value(it, field);
+    if (found && strcmp(found, wanted) == 0) return;
+    differs(it, field, wanted, strlen(wanted), found ? found : "unknown");
+    it->other_config = true;
+    if (!found)
+        problem(it, field, "the broker knows no such property of a topic");
+    else if (!it->request->force && loses_messages(field, wanted, found))
+        problem(it, field, "this change makes the broker delete messages: say --force");
+}
+
 static void compare_config(item *it) {
-    struct mw_json_value name, value;
-    for (size_t i = 0; wanted_config(it, i, &name, &value); i++) {
-        char field[256], wanted[256];
-        const char *found = found_value(it, &name);
-        snprintf(field, sizeof field, "%.*s", (int)name.len, name.text);
-        snprintf(wanted, sizeof wanted, "%.*s", (int)value.len, value.text);
-        if (found && strcmp(found, wanted) == 0) continue;
-        differs(it, field, value.text, value.len, found ? found : "unknown");
-        it->other_config = true;
-        if (!found)
-            problem(it, field, "the broker knows no such property of a topic");
-        else if (!it->request->force && loses_messages(field, wanted, found))
-            problem(it, field, "this change makes the broker delete messages: say --force");
+    char *field, *wanted;
+    for (size_t i = 0; wanted_pair(it, i, &field, &wanted); i++) {
+        compare_one(it, field, wanted);
+        free(field);
+        free(wanted);
     }
 }
 
@@ -251,12 +249,11 @@ static void create(item *it, rd_kafka_t *rk, rd_kafka_queue_t *q) {
         problem(it, "create", text);
         return;
     }
-    struct mw_json_value name, value;
-    for (size_t i = 0; wanted_config(it, i, &name, &value); i++) {
-        char field[256], wanted[256];
-        snprintf(field, sizeof field, "%.*s", (int)name.len, name.text);
-        snprintf(wanted, sizeof wanted, "%.*s", (int)value.len, value.text);
+    char *field, *wanted;
+    for (size_t i = 0; wanted_pair(it, i, &field, &wanted); i++) {
         rd_kafka_NewTopic_set_config(t, field, wanted);
+        free(field);
+        free(wanted);
     }
     rd_kafka_CreateTopics(rk, &t, 1, NULL, q);
     rd_kafka_event_t *ev = answered(it, "create", q);
@@ -304,12 +301,11 @@ static void change_config(item *it, rd_kafka_t *rk, rd_kafka_queue_t *q) {
             !is_wanted(it, rd_kafka_ConfigEntry_name(it->entries[i])))
             rd_kafka_ConfigResource_set_config(r, rd_kafka_ConfigEntry_name(it->entries[i]),
                                                rd_kafka_ConfigEntry_value(it->entries[i]));
-    struct mw_json_value name, value;
-    for (size_t i = 0; wanted_config(it, i, &name, &value); i++) {
-        char field[256], wanted[256];
-        snprintf(field, sizeof field, "%.*s", (int)name.len, name.text);
-        snprintf(wanted, sizeof wanted, "%.*s", (int)value.len, value.text);
+    char *field, *wanted;
+    for (size_t i = 0; wanted_pair(it, i, &field, &wanted); i++) {
         rd_kafka_ConfigResource_set_config(r, field, wanted);
+        free(field);
+        free(wanted);
     }
     rd_kafka_AlterConfigs(rk, &r, 1, NULL, q);
     rd_kafka_event_t *ev = answered(it, "configuration", q);
