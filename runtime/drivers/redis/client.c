@@ -40,6 +40,7 @@ struct mwr_client {
     char why[MW_ERROR_TEXT]; /* it is not ready */
     mw_timer check;
     bool inside, closed; /* freed when the parser lets go of it */
+    bool full;           /* told so */
 };
 
 /* ---- errors ---- */
@@ -124,6 +125,12 @@ mw_buf *mwr_command(mwr_client *c, size_t arguments, mwr_on_reply *reply, void *
     return mwr_command_within(c, arguments, reply, cookie, depth, c->o.target->timeout_ms);
 }
 
+static void tell_full(mwr_client *c, bool full) {
+    if (c->full == full || !c->events.full) return;
+    c->full = full;
+    c->events.full(c->owner, full);
+}
+
 void mwr_flush(mwr_client *c) {
     end_begun(c);
     c->begun = c->out.len; /* nothing more is added to it */
@@ -132,6 +139,7 @@ void mwr_flush(mwr_client *c) {
     c->out.len = c->begun = 0;
     c->sent = c->count;
     if (c->out.capacity > (4 << 20)) mw_buf_free(&c->out);
+    if (mw_stream_full(c->stream)) tell_full(c, true);
 }
 
 /* ---- time ---- */
@@ -340,6 +348,7 @@ static void down(void *owner, const mw_error *why) {
     c->inside = true;
     for (uint32_t n = c->sent; n && c->sent && !c->closed; n--) fail_first(c, why);
     if (!c->closed) c->events.lost(c->owner, why);
+    if (!c->closed) tell_full(c, false);
     if (!c->closed && c->o.impatient) expire_unsent(c, mw_loop_real_ms(c->loop));
     c->inside = false;
     if (c->closed) {
@@ -349,7 +358,9 @@ static void down(void *owner, const mw_error *why) {
     if (c->o.sentinel) mwr_sentinel_ask(c->o.sentinel);
 }
 
-static const mw_stream_events STREAM = {.up = up, .input = input, .down = down};
+static void drained(void *owner) { tell_full(owner, false); }
+
+static const mw_stream_events STREAM = {.up = up, .input = input, .down = down, .drained = drained};
 
 static int open_stream(mwr_client *c, const char *hosts, mw_error *e) {
     mw_stream_options o = {.hosts = hosts,

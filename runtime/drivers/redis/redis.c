@@ -93,9 +93,18 @@ static void lost(void *owner, const mw_error *why) {
     }
 }
 
+/* Acks go the same way as publications: what handlers did would have to wait anyway. */
+static void full(void *owner, bool on) {
+    mw_conn *c = owner;
+    for (mw_sub *s = c->subs, *next; s; s = next) {
+        next = s->next;
+        if (s->source) c->host->full(s->source, on);
+    }
+}
+
 static mw_conn *redis_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host,
                            mw_error *e) {
-    static const mwr_client_events EVENTS = {ready, lost};
+    static const mwr_client_events EVENTS = {ready, lost, full};
     mw_conn *c = mwr_alloc(sizeof *c);
     *c = (mw_conn){.loop = loop, .link = link, .host = host};
     snprintf(c->token, sizeof c->token, "%016llx", (unsigned long long)mw_random64());
