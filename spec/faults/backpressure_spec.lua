@@ -67,7 +67,8 @@ describe("a Redis server that is stopped", function()
   end
 
   it("holds up what reads from it and writes to it", function()
-    server:call("EVAL", ([[for i = 1, %d do redis.call("XADD", "in", "*", "id", "m" .. i, "body", "x") end]]):format(MANY), 0)
+    local fill = [[for i = 1, tonumber(ARGV[1]) do redis.call("XADD", "in", "*", "id", "m" .. i, "body", "x") end]]
+    server:call("EVAL", fill, 0, MANY)
     start(url)
     stays_small()
   end)
@@ -75,8 +76,8 @@ describe("a Redis server that is stopped", function()
   it("holds up what reads from another broker and writes to it", function()
     local lines = {}
     for i = 1, MANY do lines[i] = "m" .. i end
-    local sent = process.run { { os.getenv "MOONWIRE_BIN", "publish", "-b", "embedded:data", "in", "--lines" }, cwd = dir,
-      stdin = table.concat(lines, "\n") .. "\n", timeout = 60 }
+    local sent = process.run { { os.getenv "MOONWIRE_BIN", "publish", "-b", "embedded:data", "in", "--lines" },
+      cwd = dir, env = { FROM = "embedded:data", TO = url }, stdin = table.concat(lines, "\n") .. "\n", timeout = 60 }
     assert.equal(0, sent.code, sent.stderr)
     start "embedded:data"
     stays_small()

@@ -146,6 +146,13 @@ static size_t redis_peers(mw_conn *c, mw_peer *out, size_t max) {
     return n;
 }
 
+static void redis_origin(mw_sub *s, const mw_origin *o, mw_headers *out) {
+    static const char NAME[] = "mw-dead-body-field";
+    (void)o;
+    const char *field = s->channel->body_field;
+    if (field) mw_headers_add(out, NAME, sizeof NAME - 1, field, strlen(field));
+}
+
 static void redis_pause(mw_sub *s) { s->paused = true; }
 
 static const char *const SCHEMES[] = {"redis", "rediss", "redis+unix", NULL};
@@ -170,4 +177,5 @@ const mw_driver mw_driver_redis = {
     .browse = mwr_browse,
     .remove = mwr_remove,
     .peers = redis_peers,
+    .origin = redis_origin,
 };
