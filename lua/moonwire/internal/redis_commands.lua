@@ -51,7 +51,7 @@ local function one_problem(command)
   local name = command[1]
   if type(name) ~= "string" or name == "" then return "the name of the command is missing" end
   if name:find "[^%w_.-]" then
-    return ("%q is no name of a command: each word is an argument of its own, r:call('CONFIG', 'GET', name)"):format(name)
+    return ("%q is no name of a command: each word is an argument, r:call('CONFIG', 'GET', name)"):format(name)
   end
   local upper = name:upper()
   if REFUSED[upper] then return REFUSED[upper] end
