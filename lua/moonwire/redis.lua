@@ -98,8 +98,8 @@ end }
 ---@class moonwire.redis.Connection
 local Connection = {}
 
---- Sends a command and waits for its answer: a string, a number, nil, or a list (with its length in `n`). A whole number
---- beyond 2^53 comes as a string, because Lua's numbers would round it. An answer that is an error is raised.
+--- Sends a command and waits for its answer: a string, a number, nil, or a list (with its length in `n`). A whole
+--- number beyond 2^53 comes as a string, because Lua's numbers would round it. An answer that is an error is raised.
 ---@param name string
 ---@param ... string|number
 ---@return any

@@ -233,6 +233,10 @@ typedef struct mw_host {
     void (*mark)(mw_source *s, uint64_t lane,
                  mw_mark mark);   /* known marks, before the first delivery and when they change */
     void (*closed)(mw_source *s); /* the answer to unsubscribe: the last call for s */
+    /* What is sent for this source, acks too, stands above the high mark, because the broker does not read:
+     * no handler begins and nothing is taken until it is below the low one. `true` may be told from any
+     * driver call. Optional: bytes and messages that wait are bounded without it. */
+    void (*full)(mw_source *s, bool full);
 
     void (*published)(mw_link *l, void *cookie, const mw_error *e);
     void (*claimed)(mw_link *l, void *cookie, mw_claim claim, const mw_error *e);

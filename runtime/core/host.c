@@ -10,6 +10,7 @@ const mw_host mw_core_host = {
     .settled = mw_source_settled,
     .mark = mw_source_mark,
     .closed = mw_source_closed,
+    .full = mw_source_full,
     .published = mw_link_published,
     .claimed = mw_link_claimed,
     .browsed = mw_link_browsed,

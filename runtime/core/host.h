@@ -10,6 +10,7 @@ uint32_t mw_source_recall(mw_source *s, uint32_t unit);
 void mw_source_settled(mw_source *s, void *cookie, const mw_error *e);
 void mw_source_mark(mw_source *s, uint64_t lane, mw_mark mark);
 void mw_source_closed(mw_source *s);
+void mw_source_full(mw_source *s, bool full);
 
 void mw_link_published(mw_link *l, void *cookie, const mw_error *e);
 void mw_link_claimed(mw_link *l, void *cookie, mw_claim claim, const mw_error *e);

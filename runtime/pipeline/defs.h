@@ -115,11 +115,14 @@ struct mw_pipeline {
     mw_list unkeyed, expired;
     mw_delivery *all;
     uint32_t in_flight, running, budget;
-    uint32_t handled; /* of those in flight: nothing but the broker's answer is missing */
-    size_t in_flight_bytes;
-    bool first_of_turn; /* none was taken yet: one may be, even when the slice is over */
-    bool paused;        /* told the driver "no room"; it waits for resume */
-    bool stopped;       /* by mw_pipeline_pause: nothing is taken */
+    uint32_t handled;       /* of those in flight: nothing but the broker's answer is missing */
+    size_t in_flight_bytes; /* messages, and what handlers published with them */
+    size_t outgoing_bytes;  /* the latter alone */
+    bool choked;            /* it was above the buffer, and is not below half of it: no handler begins */
+    bool output_full;       /* the driver says that the broker does not read: likewise */
+    bool paused;            /* told the driver "no room"; it waits for resume */
+    bool stopped;           /* by mw_pipeline_pause: nothing is taken */
+    bool first_of_turn;     /* none was taken yet: one may be, even when the slice is over */
     bool draining, unsubscribed, closed, abandoned;
     bool refused; /* waits until a suspect has ended, see isolate.c */
     mw_pipeline *refused_next;
@@ -196,6 +199,7 @@ void mw_settle_retry(mw_delivery *d, int64_t delay_ms, bool counted, mw_text *er
 void mw_settle_simple(mw_delivery *d, mw_settle_op op); /* PARK, RELEASE */
 void mw_settle_withdraw(mw_pipeline *p); /* verdicts on what was fenced that no driver has been given yet */
 void mw_outgoing_discard(mw_delivery *d);
+void mw_outgoing_check(mw_pipeline *p); /* may handlers begin again? */
 
 /* verdict.c */
 const mw_policy *mw_policy_for(const mw_pipeline *p, const char *class_name);

@@ -124,6 +124,7 @@ void mw_pipeline_adopt(mw_pipeline *p, const mw_pipeline_spec *spec, mw_pipeline
     set_spec(p, spec);
     p->main.events = events;
     mw_source_maybe_resume(p); /* the window may be larger now */
+    mw_outgoing_check(p);
     if (p->main.ready_count || p->unkeyed.first) mw_pipeline_wake(p);
 }
 

@@ -219,6 +219,20 @@ static void confirmed(mw_confirm *c, const mw_error *e) {
     }
 }
 
+/* A small message may publish large ones: they count against the buffer until they are confirmed, and while
+ * they fill it no handler begins. */
+static void count_outgoing(mw_pipeline *p, size_t bytes) {
+    p->outgoing_bytes += bytes;
+    p->in_flight_bytes += bytes;
+    if (p->outgoing_bytes >= p->spec.buffer_bytes) p->choked = true;
+}
+
+void mw_outgoing_check(mw_pipeline *p) {
+    if (!p->choked || p->outgoing_bytes > p->spec.buffer_bytes / 2) return;
+    p->choked = false;
+    if (!p->draining) mw_pipeline_wake(p);
+}
+
 int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_message *m, int64_t delay_ms) {
     size_t n = strlen(channel) + 1;
     mw_outgoing *o = malloc(sizeof *o + n);
@@ -229,12 +243,16 @@ int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_m
     *d->outgoing_tail = o;
     d->outgoing_tail = &o->next;
     d->outgoing_count++;
+    count_outgoing(d->pipeline, mw_message_size(m));
     return 0;
 }
 
 void mw_outgoing_discard(mw_delivery *d) {
+    mw_pipeline *p = d->pipeline;
     for (mw_outgoing *o = d->outgoing, *next; o; o = next) {
         next = o->next;
+        p->outgoing_bytes -= mw_message_size(o->msg);
+        p->in_flight_bytes -= mw_message_size(o->msg);
         mw_message_unref(o->msg);
         free(o);
     }
@@ -242,6 +260,7 @@ void mw_outgoing_discard(mw_delivery *d) {
     d->publications = NULL;
     d->outgoing = NULL;
     d->outgoing_count = 0;
+    mw_outgoing_check(p);
 }
 
 /* ---- retry ---- */

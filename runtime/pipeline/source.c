@@ -21,7 +21,7 @@ static bool has_room(const mw_pipeline *p, uint32_t count, size_t bytes) {
 
 size_t mw_source_room(mw_source *s, size_t *bytes) {
     mw_pipeline *p = s->pipeline;
-    bool open = !p->draining && !p->stopped && p->breaker != MW_OPEN &&
+    bool open = !p->draining && !p->stopped && p->breaker != MW_OPEN && !p->output_full &&
                 has_room(p, p->spec.buffer_count, p->spec.buffer_bytes);
     *bytes = open ? p->spec.buffer_bytes - p->in_flight_bytes : 0;
     p->paused = !open;
@@ -31,10 +31,18 @@ size_t mw_source_room(mw_source *s, size_t *bytes) {
 /* Below the low mark, half of the high one: not at every message, so that the driver fetches whole batches.
  */
 void mw_source_maybe_resume(mw_pipeline *p) {
-    if (!p->paused || p->stopped || p->draining || p->breaker == MW_OPEN || !p->sub) return;
+    if (!p->paused || p->stopped || p->draining || p->breaker == MW_OPEN || p->output_full || !p->sub) return;
     if (!has_room(p, p->spec.buffer_count / 2 + 1, p->spec.buffer_bytes / 2 + 1)) return;
     p->paused = false;
     p->driver->resume(p->sub);
+}
+
+void mw_source_full(mw_source *s, bool full) {
+    mw_pipeline *p = s->pipeline;
+    p->output_full = full;
+    if (full) return;
+    mw_source_maybe_resume(p);
+    mw_pipeline_wake(p);
 }
 
 static void held_until(mw_timer *t) {

@@ -66,7 +66,8 @@ static bool has_place(const mw_pipeline *p, uint32_t limit) {
 }
 
 static bool is_open(const mw_pipeline *p) {
-    return p->turn && p->turn->ready_count && p->breaker != MW_OPEN && !p->draining && !p->stopped;
+    return p->turn && p->turn->ready_count && p->breaker != MW_OPEN && !p->draining && !p->stopped &&
+           !p->choked && !p->output_full;
 }
 
 static bool may_start(const mw_pipeline *p) {

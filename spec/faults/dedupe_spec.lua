@@ -50,7 +50,8 @@ describe("a dedupe store that is away", function()
   local function run(of_handler, of_store)
     local url = ("redis://127.0.0.1:%d?timeout=%d"):format(server.port, of_store)
     project.write(dir .. "/moonwire.lua", MAIN:format(url, of_handler))
-    child = process.spawn { { os.getenv "MOONWIRE_BIN", "run", "--log-level", "debug" }, cwd = dir, stderr = dir .. "/log" }
+    child = process.spawn { { os.getenv "MOONWIRE_BIN", "run", "--log-level", "debug" }, cwd = dir,
+      stderr = dir .. "/log" }
     publish "m0"
     wait.until_(function() return #handled() == 1 end, 15, "the first message")
   end

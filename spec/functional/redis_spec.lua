@@ -172,6 +172,71 @@ describe("redis", function()
       assert.equal(0, server:call("XLEN", "in.dead"))
     end)
 
+    describe("know the form of a channel with body_field", function()
+      local function elsewhere(...)
+        return process.run { { os.getenv "MOONWIRE_BIN", ... }, env = { BROKER_URL = url }, cwd = process.tmpdir(),
+          timeout = 30 }
+      end
+
+      local function last(stream)
+        local entry = server:call("XREVRANGE", stream, "+", "-", "COUNT", 1)[1]
+        return servers.fields(entry[2])
+      end
+
+      it("replay gives it back, from anywhere", function()
+        write('{ body_field = "data" }', [[if not msg:header "mw-replay" then error("no", 0) end
+          if msg.data.n ~= 7 or msg:header "source" ~= "shop" then error("not as it was", 0) end]])
+        for _, replay in ipairs { moonwire, elsewhere } do
+          server:call("XADD", "in", "*", "data", '{"n":7}', "source", "shop")
+          good("run", "--once")
+          assert.equal(1, server:call("XLEN", "in.dead"))
+          assert.equal("data", last "in.dead"["h:mw-dead-body-field"])
+          local result = replay("dlq", "replay", "in.dead", "--yes")
+          assert.equal(0, result.code, result.stderr)
+          local fields = last "in"
+          assert.equal('{"n":7}', fields.data)
+          assert.is_nil(fields.body)
+          assert.is_nil(fields["h:mw-body-field"])
+          good("run", "--once")
+          assert.equal(0, server:call("XLEN", "in.dead"))
+        end
+      end)
+
+      it("replay to another channel uses that one's form", function()
+        write('{ body_field = "data" }', [[error("no", 0)]])
+        server:call("XADD", "in", "*", "data", "x")
+        good("run", "--once")
+        good("dlq", "replay", "in.dead", "--to", "other", "--yes")
+        assert.equal("x", last "other".body)
+        assert.is_nil(last "other".data)
+      end)
+
+      it("publish and tail use the options of the project in the folder", function()
+        local example = os.getenv "MOONWIRE_ROOT" .. "/examples/redis-streams"
+        local function there(...)
+          local result = process.run { { os.getenv "MOONWIRE_BIN", ... }, env = { BROKER_URL = url }, cwd = example,
+            timeout = 30 }
+          assert.equal(0, result.code, result.stderr)
+          assert.equal("", result.stderr:match "note: the project[^\n]*" or "")
+          return result.stdout
+        end
+        there("publish", "events", '{"user":"ann"}')
+        assert.equal('{"user":"ann"}', last "events".data)
+        assert.is_nil(last "events".body)
+        server:call("XADD", "events", "*", "data", '{"user":"bob"}')
+        local shown = there("tail", "events", "--from", "start", "--count", "2", "--json")
+        assert.matches("ann", shown)
+        assert.matches("bob", shown)
+      end)
+
+      it("a project that cannot be read is told, and in nobody's way", function()
+        project.write(dir .. "/moonwire.lua", "this is no Lua")
+        local result = moonwire("publish", "in", "x")
+        assert.equal(0, result.code, result.stderr)
+        assert.matches("note: the project here cannot be read", result.stderr)
+      end)
+    end)
+
     it("status tells the connections and how far it is", function()
       write("nil", "mw.sleep(0.2)")
       local child = process.spawn { { os.getenv "MOONWIRE_BIN", "run" }, env = { BROKER_URL = url }, cwd = dir }

@@ -41,7 +41,8 @@ describe("a secret in an address", function()
   end
 
   local function moonwire(url, ...)
-    local result = process.run { { os.getenv "MOONWIRE_BIN", ... }, env = { BROKER_URL = url }, cwd = dir, timeout = 60 }
+    local result = process.run { { os.getenv "MOONWIRE_BIN", ... }, env = { BROKER_URL = url }, cwd = dir,
+      timeout = 60 }
     note(table.concat({ ... }, " "), result.stdout .. result.stderr)
     return result
   end
@@ -98,8 +99,8 @@ describe("a secret in an address", function()
     } do
       for _, command in ipairs { { "check" }, { "run", "--once" }, { "dlq", "ls", "in.dead" } } do
         local log = ("%s/log%d"):format(dir, #children)
-        local child = process.spawn { { os.getenv "MOONWIRE_BIN", unpack(command) }, cwd = dir, stderr = log, stdout = log,
-          env = { BROKER_URL = url } }
+        local child = process.spawn { { os.getenv "MOONWIRE_BIN", unpack(command) }, cwd = dir, stderr = log,
+          stdout = log, env = { BROKER_URL = url } }
         children[#children + 1] = { child = child, log = log, what = table.concat(command, " ") .. " " .. url }
       end
     end

@@ -4,16 +4,15 @@
 local M = {}
 
 local SHARED = "%s cannot be used on a connection that other handlers share"
-local WATCHING = "%s cannot be used on a connection that other handlers share: what must be looked at and changed in one "
-  .. "step goes into a script, r:eval(text, 1, key)"
+local WATCHING = SHARED .. ": what must be looked at and changed in one step goes into a script, r:eval(text, 1, key)"
 
 local REFUSED = {}
 local function refuse(names, text)
   for name in names:gmatch "%S+" do REFUSED[name] = text:format(name) end
 end
 
-refuse("SUBSCRIBE PSUBSCRIBE SSUBSCRIBE UNSUBSCRIBE PUNSUBSCRIBE SUNSUBSCRIBE MONITOR SYNC PSYNC REPLCONF SHUTDOWN QUIT",
-  SHARED) -- answered never, or more than once
+refuse("SUBSCRIBE PSUBSCRIBE SSUBSCRIBE UNSUBSCRIBE PUNSUBSCRIBE SUNSUBSCRIBE", SHARED) -- answered more than once,
+refuse("MONITOR SYNC PSYNC REPLCONF SHUTDOWN QUIT", SHARED) -- or never
 refuse("SELECT AUTH HELLO RESET ASKING READONLY READWRITE", SHARED) -- the connection is another one afterwards
 refuse("BLPOP BRPOP BLMOVE BLMPOP BRPOPLPUSH BZPOPMIN BZPOPMAX BZMPOP WAIT WAITAOF DEBUG", SHARED) -- others wait
 refuse("WATCH UNWATCH", WATCHING)
@@ -52,7 +51,7 @@ local function one_problem(command)
   local name = command[1]
   if type(name) ~= "string" or name == "" then return "the name of the command is missing" end
   if name:find "[^%w_.-]" then
-    return ("%q is no name of a command: its words are arguments of their own, r:call(\"CONFIG\", \"GET\", name)"):format(name)
+    return ("%q is no name of a command: each word is an argument, r:call('CONFIG', 'GET', name)"):format(name)
   end
   local upper = name:upper()
   if REFUSED[upper] then return REFUSED[upper] end

@@ -44,6 +44,7 @@ struct mwr_client {
     mw_timer check;
     bool expiring;       /* what fails now was never sent */
     bool inside, closed; /* freed when the parser lets go of it */
+    bool full;           /* told so */
 };
 
 /* ---- errors ---- */
@@ -129,6 +130,12 @@ mw_buf *mwr_command(mwr_client *c, size_t arguments, mwr_on_reply *reply, void *
     return mwr_command_within(c, arguments, reply, cookie, depth, c->o.target->timeout_ms);
 }
 
+static void tell_full(mwr_client *c, bool full) {
+    if (c->full == full || !c->events.full) return;
+    c->full = full;
+    c->events.full(c->owner, full);
+}
+
 void mwr_flush(mwr_client *c) {
     end_begun(c);
     c->begun = c->out.len; /* nothing more is added to it */
@@ -137,6 +144,7 @@ void mwr_flush(mwr_client *c) {
     c->out.len = c->begun = 0;
     c->sent = c->count;
     if (c->out.capacity > (4 << 20)) mw_buf_free(&c->out);
+    if (mw_stream_full(c->stream)) tell_full(c, true);
 }
 
 /* ---- time ---- */
@@ -412,6 +420,7 @@ static bool tell_lost(mwr_client *c, const mw_error *why) {
     c->inside = true;
     for (uint32_t n = c->sent; n && c->sent && !c->closed; n--) fail_first(c, why);
     if (!c->closed) c->events.lost(c->owner, why);
+    if (!c->closed) tell_full(c, false);
     if (!c->closed && c->o.impatient) expire_unsent(c, mw_loop_real_ms(c->loop));
     c->inside = false;
     if (!c->closed) return true;
@@ -429,7 +438,9 @@ void mwr_client_lead_nowhere(mwr_client *c, const mw_error *why) {
     if (c->state == LOGGED_OUT) tell_lost(c, why);
 }
 
-static const mw_stream_events STREAM = {.up = up, .input = input, .down = down};
+static void drained(void *owner) { tell_full(owner, false); }
+
+static const mw_stream_events STREAM = {.up = up, .input = input, .down = down, .drained = drained};
 
 static int open_stream(mwr_client *c, const char *hosts, mw_error *e) {
     mw_stream_options o = {.hosts = hosts,

@@ -30,6 +30,7 @@ typedef void mwr_on_reply(void *owner, void *cookie, const mwr_unit *u, bool mor
 typedef struct mwr_client_events {
     void (*ready)(void *owner);                     /* logged in: commands reach the server */
     void (*lost)(void *owner, const mw_error *why); /* not ready any more, or still not */
+    void (*full)(void *owner, bool full);           /* optional: the server does not read; it does again */
 } mwr_client_events;
 
 typedef struct mwr_client_options {

@@ -3,7 +3,8 @@
  *   id, key, type, time (ms since 1970), priority     where they say something
  *   h:NAME    a header
  * Entries of other programs have other fields: those become headers under their own names, and what is
- * missing comes from the entry's id. */
+ * missing comes from the entry's id. A dead letter remembers the body_field of where it died: a replay by
+ * somebody who does not know that channel's options says it in a header, which is not written. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,10 +128,14 @@ mw_message *mwr_entry_message(const mwr_channel *c, const mwr_unit *u, const mwr
 
 /* ---- writing ---- */
 
+static const char FORM[] = "mw-body-field"; /* lua/moonwire/cli/dlq/replay.lua */
+
+static bool is_form(const mw_header *h) { return is(h->name, h->name_len, FORM, sizeof FORM - 1); }
+
 static uint32_t header_count(const mw_parts *p) {
     uint32_t n = 0;
     size_t at = 0;
-    for (mw_header h; mw_headers_next(p->headers, p->headers_len, &at, &h);) n++;
+    for (mw_header h; mw_headers_next(p->headers, p->headers_len, &at, &h);) n += !is_form(&h);
     return n;
 }
 
@@ -152,14 +157,20 @@ void mwr_entry_write(mw_buf *b, const mwr_channel *c, const mw_parts *p) {
     if (p->type_len) field(b, "type", p->type, p->type_len);
     if (p->priority != MW_PRIORITY_DEFAULT)
         field(b, "priority", number, mwr_print_number(number, p->priority));
-    size_t at = 0;
+    const char *body = c->body_field ? c->body_field : "body";
+    size_t at = 0, body_len = strlen(body);
     for (mw_header h; mw_headers_next(p->headers, p->headers_len, &at, &h);) {
+        if (is_form(&h)) {
+            if (!c->body_field) body = h.value, body_len = h.value_len;
+            continue;
+        }
         char name[MW_HEADER_NAME_MAX + 2] = "h:";
         memcpy(name + 2, h.name, h.name_len);
         mwr_write(b, name, h.name_len + 2);
         mwr_write(b, h.value, h.value_len);
     }
-    field(b, c->body_field ? c->body_field : "body", p->body, p->body_len);
+    mwr_write(b, body, body_len);
+    mwr_write(b, p->body, p->body_len);
 }
 
 int mwr_publication_check(const mw_publication *p, mw_error *e) {

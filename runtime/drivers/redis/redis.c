@@ -111,9 +111,18 @@ static bool follow(void *owner, unsigned slot) {
     return !c->subs;
 }
 
+/* Acks go the same way as publications: what handlers did would have to wait anyway. */
+static void full(void *owner, bool on) {
+    mw_conn *c = owner;
+    for (mw_sub *s = c->subs, *next; s; s = next) {
+        next = s->next;
+        if (s->source) c->host->full(s->source, on);
+    }
+}
+
 static mw_conn *redis_open(mw_loop *loop, const mw_url *url, mw_link *link, const mw_host *host,
                            mw_error *e) {
-    static const mwr_client_events EVENTS = {ready, lost};
+    static const mwr_client_events EVENTS = {ready, lost, full};
     mw_conn *c = mwr_alloc(sizeof *c);
     *c = (mw_conn){.loop = loop, .link = link, .host = host};
     snprintf(c->token, sizeof c->token, "%016llx", (unsigned long long)mw_random64());
@@ -161,6 +170,13 @@ static size_t redis_peers(mw_conn *c, mw_peer *out, size_t max) {
     return n;
 }
 
+static void redis_origin(mw_sub *s, const mw_origin *o, mw_headers *out) {
+    static const char NAME[] = "mw-dead-body-field";
+    (void)o;
+    const char *field = s->channel->body_field;
+    if (field) mw_headers_add(out, NAME, sizeof NAME - 1, field, strlen(field));
+}
+
 static void redis_pause(mw_sub *s) { s->paused = true; }
 
 static const char *const SCHEMES[] = {"redis", "rediss", "redis+unix", NULL};
@@ -185,4 +201,5 @@ const mw_driver mw_driver_redis = {
     .browse = mwr_browse,
     .remove = mwr_remove,
     .peers = redis_peers,
+    .origin = redis_origin,
 };

@@ -72,7 +72,7 @@ describe("a broker URL", function()
 
   it("refuses bad escapes wherever they stand, and the NUL byte", function()
     for text, shown in pairs {
-      ["memory:%"] = "%", ["memory:%4"] = "%4", ["memory:%zz"] = "%zz", ["memory:a%00b"] = "%00", 
+      ["memory:%"] = "%", ["memory:%4"] = "%4", ["memory:%zz"] = "%zz", ["memory:a%00b"] = "%00",
       ["memory:?a=%1"] = "%1", ["memory:?%q=1"] = "%q",
     } do
       local u, err = parse(text)

@@ -4,6 +4,7 @@ local env = require "moonwire.internal.config.env"
 local fail = require "moonwire.cli.fail"
 local files = require "moonwire.internal.config.files"
 local ffi = require "ffi"
+local out = require "moonwire.cli.out"
 local posix = require "moonwire.cli.posix"
 local task = require "moonwire.cli.task"
 local token = require "moonwire.internal.token"
@@ -127,6 +128,34 @@ function M.watch(link)
   end)
 end
 
+-- ---- the project here ----
+
+--- In a project's folder a command treats its channels as the project declares them. One that cannot be read is no
+--- reason not to look at its messages.
+---@param link ffi.cdata*
+---@param url string|nil --broker
+local function declare(link, url)
+  if not posix.exists "moonwire.lua" then return end
+  local project = require "moonwire.internal.config.project"
+  local read = project.read(posix.realpath ".", { overrides = { BROKER_URL = url } })
+  if #read.problems > 0 then
+    out.note("note: the project here cannot be read in full, options of its channels may be missing: %s",
+      read.problems[1])
+  end
+  local failure = ffi.new "mw_failure"
+  for _, d in ipairs(read.declared) do
+    local of = d.channel:link_of()
+    if of == link or M.same(shown(of), shown(link)) then
+      local settings = ffi.new("mw_setting[?]", #d.settings)
+      for i, s in ipairs(d.settings) do settings[i - 1].name, settings[i - 1].value = s.name, s.value end
+      local age, count = math.floor((d.retain.age or 0) * 1000), d.retain.count or 0
+      if C.mw_vm_declare(link, d.channel.name, age, count, settings, #d.settings, failure) ~= 0 then
+        fail.raise(fail.CONFIG, "channel %q: %s", d.channel.name, ffi.string(failure.text))
+      end
+    end
+  end
+end
+
 ---@class moonwire.Broker
 ---@field link ffi.cdata*
 ---@field url string without a password
@@ -153,6 +182,7 @@ function M.open(values, options)
     if failure.code == EUSAGE then fail.usage("--broker: %s", ffi.string(failure.text)) end
     fail.raise(fail.UNAVAILABLE, "%s: %s", self.url, ffi.string(failure.text))
   end
+  declare(link, values.broker)
   M.watch(link)
   return self
 end

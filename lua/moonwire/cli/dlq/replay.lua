@@ -23,22 +23,27 @@ local at, header = ffi.new "size_t[1]", ffi.new "mw_header_view"
 
 local function is_ours(name) return name:find "^mw%-dead%-" or name == "mw-replay" end
 
-local function copy_headers(block, replays)
+local function add_header(block, name, value) C.mw_ffi_headers_add(block, name, #name, value, #value) end
+
+-- `home`: it goes back to where it died, in the form that it had there.
+local function copy_headers(block, replays, home)
   at[0] = 0
   while C.mw_ffi_headers_next(parts.headers, parts.headers_len, at, header) do
-    if not is_ours(ffi.string(header.name, header.name_len)) then
+    local name = ffi.string(header.name, header.name_len)
+    if not is_ours(name) then
       C.mw_ffi_headers_add(block, header.name, header.name_len, header.value, header.value_len)
+    elseif name == "mw-dead-body-field" and home then
+      add_header(block, "mw-body-field", ffi.string(header.value, header.value_len))
     end
   end
-  local count = tostring(replays)
-  C.mw_ffi_headers_add(block, "mw-replay", #"mw-replay", count, #count)
+  add_header(block, "mw-replay", tostring(replays))
 end
 
 -- Everything as it was, but for the headers. It counts as published now: an age limit must not kill it at once.
-local function message_of(entry, replays)
+local function message_of(entry, replays, home)
   C.mw_message_parts(entry.message, parts)
   local block = ffi.new "mw_headers_out"
-  copy_headers(block, replays)
+  copy_headers(block, replays, home)
   parts.headers, parts.headers_len = block.data, block.len
   parts.time_ms = math.floor(C.mw_vm_now(wait.vm) * 1000)
   local message = C.mw_message_make(parts, failure)
@@ -79,7 +84,7 @@ end
 
 local function replay_one(run, letter, entry, target)
   local values, tally = run.values, run.tally
-  local message, err = message_of(entry, letter.replays + 1)
+  local message, err = message_of(entry, letter.replays + 1, target == letter.origin)
   if not message then fail.raise(fail.FAILED, "%s: %s", out.plain(letter.id), err) end
   run.window:start(function()
     local removed, why, retryable =
