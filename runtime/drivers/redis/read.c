@@ -225,7 +225,7 @@ static void ready(void *owner) { mwr_tick_soon(owner); }
 
 static void lost(void *owner, const mw_error *why) {
     mw_sub *s = owner;
-    (void)why;
+    if (why->code == MW_EFORMAT) mwr_complain(s, MWR_NO_READ, why); /* too large a piece, or nonsense */
     mw_incoming *in = (mw_incoming *)(void *)s->batch.data;
     for (size_t i = 0; i < s->batch.len / sizeof *in;
          i++) { /* half a reply; it is pending, and comes again */

@@ -124,9 +124,9 @@ void mwr_settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f) {
 
 /* ---- many ---- */
 
-static bool too_large(const mw_settlement *x, mw_error *e) {
+static bool too_large(const mw_conn *c, const mw_settlement *x, mw_error *e) {
     for (size_t i = 0; i < x->publish_count; i++)
-        if (mwr_publication_check(&x->publish[i], e)) return true;
+        if (mwr_publication_check(c, &x->publish[i], e)) return true;
     return false;
 }
 
@@ -189,7 +189,7 @@ void mwr_settle(mw_sub *s, const mw_settlement *list, size_t count) {
             mwr_answer_later(s->conn, s->source, list[i].cookie, &e);
             continue;
         }
-        if (too_large(&list[i], &e)) {
+        if (too_large(s->conn, &list[i], &e)) {
             mwr_answer_later(s->conn, s->source, list[i].cookie, &e);
             continue;
         }
