@@ -158,8 +158,8 @@ describe("redis", function()
   describe("messages that are too large", function()
     local function publish(query, bytes)
       project.write(dir .. "/body", ("x"):rep(bytes))
-      return process.run { { os.getenv "MOONWIRE_BIN", "publish", "in", "--file", dir .. "/body" }, cwd = dir, timeout = 30,
-                           env = { BROKER_URL = url .. query } }
+      return process.run { { os.getenv "MOONWIRE_BIN", "publish", "in", "--file", dir .. "/body" }, cwd = dir,
+                           timeout = 30, env = { BROKER_URL = url .. query } }
     end
 
     it("are not published", function()

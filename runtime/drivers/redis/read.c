@@ -143,6 +143,7 @@ static void entry(mw_sub *s, const mwr_unit *u) {
 static void refused(mw_sub *s, const mw_error *e) {
     if (strstr(e->text, "NOGROUP") || strstr(e->text, "UNBLOCKED")) { /* deleted under us: it is made anew */
         s->state = MWR_JOINING;
+        mwr_claim_soon(s);
         mwr_tick_soon(s);
         return;
     }
