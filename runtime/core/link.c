@@ -217,3 +217,7 @@ void mw_link_state(mw_link *l, bool up, const mw_error *why) {
 }
 
 const char *mw_link_absent(const mw_link *l) { return !l->been_up && l->absent.code ? l->absent.text : NULL; }
+
+bool mw_link_hopeless(const mw_link *l) {
+    return mw_link_absent(l) && l->absent.code == MW_EUSAGE && !l->absent.retryable;
+}

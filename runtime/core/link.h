@@ -44,6 +44,7 @@ const char *mw_link_key(const mw_link *l); /* the address as given */
 const char *mw_link_url(const mw_link *l); /* without a password */
 /* Why the broker could not be reached; NULL: it was, at some time, or nobody knows yet. */
 const char *mw_link_absent(const mw_link *l);
+bool mw_link_hopeless(const mw_link *l); /* absent, and that does not heal by itself */
 mw_loop *mw_link_loop(const mw_link *l);
 
 /* p->cookie is ignored: the answer goes to `confirm`. The message and channel live until then. */

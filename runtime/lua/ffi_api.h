@@ -108,6 +108,7 @@ int mw_vm_link_open(struct mw_link *l, mw_failure *e);
 unsigned mw_vm_link_can(struct mw_link *l);
 const char *mw_link_url(const struct mw_link *l);
 const char *mw_link_absent(const struct mw_link *l);
+bool mw_link_hopeless(const struct mw_link *l);
 const char *mw_vm_link_driver(struct mw_link *l);
 int mw_vm_declare(struct mw_link *l, const char *channel, int64_t retain_age_ms, double retain_count,
                   const mw_setting *settings, size_t setting_count, mw_failure *e);

@@ -57,8 +57,8 @@ describe("redis, on a cluster", function()
       wait_ok(server)
       assert.not_equal(server:call("CLUSTER", "KEYSLOT", "in"), server:call("CLUSTER", "KEYSLOT", "out"))
       new(server)
-      local worker = h:start { settings = "lease = 2, retry = { attempts = 2, base = 0.01 }," .. dedupe, handler = HANDLER,
-                               more = "broker:channel 'late'" }
+      local settings = "lease = 2, retry = { attempts = 2, base = 0.01 }," .. dedupe
+      local worker = h:start { settings = settings, handler = HANDLER }
       h:publish(messages(10))
       h:wait(function() return #h:dead() == 1 end, 20, "the dead letter")
       h:wait_settled("in", 20)
@@ -95,7 +95,8 @@ describe("redis, on a cluster", function()
       if (slot > 8191) ~= (home == two) then away = "away" .. i break end
     end
     new(home)
-    local worker = h:start { settings = "lease = 2, concurrency = 4, retry = { attempts = 100, base = 0.2 },", handler = ([[
+    local settings = "lease = 2, concurrency = 4, retry = { attempts = 100, base = 0.2 },"
+    local worker = h:start { settings = settings, handler = ([[
       function M.handle(msg)
         if msg.id == "m1" then mw.publish(%q, "x") end
         trace("done", msg)

@@ -1,5 +1,5 @@
--- Consumer groups that are destroyed, and consumers that are deleted, while members live: what a member has is not lost,
--- and a group that is made again skips nothing.
+-- Consumer groups that are destroyed, and consumers that are deleted, while members live: what a member has is not
+-- lost, and a group that is made again skips nothing.
 local C = require "moonwire.internal.cdef"
 local contract = require("spec.contract.redis").plain
 local harness = require "spec.support.harness"
@@ -65,7 +65,8 @@ describe("redis, while members live:", function()
 
   for what, harm in pairs { ["XGROUP DESTROY"] = destroy, ["XGROUP DELCONSUMER"] = delete_consumer } do
     it(what .. " loses no retry that waits", function()
-      local worker = h:start { settings = "order = 'none', retry = { backoff = 'fixed', base = 1.5 },", handler = LATER }
+      local settings = "order = 'none', retry = { backoff = 'fixed', base = 1.5 },"
+      local worker = h:start { settings = settings, handler = LATER }
       h:publish(messages(10))
       h:wait(function() return server:call("ZCARD", "{in}:mw:retries:p") == 10 end, 20, "ten to wait for a retry")
       harm()

@@ -6,6 +6,7 @@ local json = require "moonwire.json"
 local process = require "spec.support.process"
 local project = require "spec.support.project"
 local servers = require "spec.support.servers.redis"
+local wait = require "spec.support.wait"
 
 C.mw_log_setup(0, 9)
 
@@ -142,6 +143,58 @@ describe("redis", function()
       env = { BROKER_URL = ("redis://u:secret@127.0.0.1:%d?timeout=1"):format(process.free_port()) } }
     assert.equal(69, result.code, result.stderr)
     assert.is_nil((result.stderr .. result.stdout):find("secret", 1, true))
+  end)
+
+  it("a database that the server does not have is an error at once, which says that it stays one", function()
+    write()
+    local began = wait.now()
+    local result = process.run { { os.getenv "MOONWIRE_BIN", "publish", "in", "x" }, cwd = dir, timeout = 30,
+                                 env = { BROKER_URL = url .. "/5000" } }
+    assert.equal(69, result.code, result.stderr)
+    assert.matches("database 5000 cannot be used; this does not heal by itself", result.stderr, 1, true)
+    assert.is_true(wait.now() - began < 2.5 * harness.late, "it was waited for")
+  end)
+
+  describe("messages that are too large", function()
+    local function publish(query, bytes)
+      project.write(dir .. "/body", ("x"):rep(bytes))
+      return process.run { { os.getenv "MOONWIRE_BIN", "publish", "in", "--file", dir .. "/body" }, cwd = dir,
+                           timeout = 30, env = { BROKER_URL = url .. query } }
+    end
+
+    it("are not published", function()
+      write()
+      local result = publish("?max_message=1", 1048577)
+      assert.not_equal(0, result.code)
+      assert.matches("at most 1 MiB are taken: ?max_message=MIB", result.stderr, 1, true)
+      assert.equal(0, publish("?max_message=2", 1048577).code)
+    end)
+
+    it("and were written by others are not taken, and that is said", function()
+      write()
+      server:call("XADD", "in", "*", "body", ("x"):rep(6 * 1048576))
+      local child = process.spawn { { os.getenv "MOONWIRE_BIN", "run", "--workers", "0" }, cwd = dir,
+                                    env = { BROKER_URL = url .. "?max_message=1" } }
+      finally(function() child:kill "KILL" child:wait(5) end)
+      wait.until_(function() return child:stderr():find("cannot read.-in one piece; at most 5242880 are taken") end, 20,
+        "it to be logged")
+    end)
+  end)
+
+  it("explain tells of a message that waits for a retry", function()
+    project.write(dir .. "/moonwire.lua", [[
+      local mw = require "moonwire"
+      local broker = mw.connect(mw.env "BROKER_URL")
+      mw.pipeline "p" { from = broker:channel "in", order = "none", handler = function() error("later", 0) end,
+        retry = { attempts = 5, backoff = "fixed", base = 60 } }]])
+    local child = process.spawn { { os.getenv "MOONWIRE_BIN", "run", "--workers", "0" }, cwd = dir,
+                                  env = { BROKER_URL = url } }
+    finally(function() child:kill "KILL" child:wait(5) end)
+    server:call("XADD", "in", "*", "id", "m1", "body", "x")
+    wait.until_(function() return server:call("ZCARD", "{in}:mw:retries:p") == 1 end, 20, "it to wait")
+    wait.until_(function() return moonwire("explain", "m1").stdout:find("it is delayed until", 1, true) end, 10,
+      "it to be told")
+    assert.is_nil(good("explain", "m1"):find("no process has fetched it", 1, true))
   end)
 
   describe("the commands", function()

@@ -90,8 +90,9 @@ function M.start(options)
   file:write(options.says or "")
   file:close()
   local self = setmetatable({ port = process.free_port() }, Peer)
-  self.child = process.spawn { { os.getenv "MOONWIRE_BIN", "lua", os.getenv "MOONWIRE_ROOT" .. "/spec/support/odd_peer.lua",
-                                 tostring(self.port), path, tostring(options.every or 0) } }
+  local program = os.getenv "MOONWIRE_ROOT" .. "/spec/support/odd_peer.lua"
+  self.child = process.spawn { { os.getenv "MOONWIRE_BIN", "lua", program, tostring(self.port), path,
+                                 tostring(options.every or 0) } }
   wait.until_(function()
     local fd = C.mwt_od_socket(2, 0x80001, 0)
     local ok = C.mwt_od_connect(fd, address(self.port), 16) == 0

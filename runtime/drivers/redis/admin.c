@@ -30,14 +30,44 @@ static void found(browsing *b, const mwr_unit *u) {
         (mw_entry){.position = b->last, .msg = mwr_entry_message(b->channel, u, fields, id)};
 }
 
+static void answer(mw_conn *c, browsing *b, const mw_error *e) {
+    c->host->browsed(c->link, b->cookie, b->entries, e ? 0 : b->count, b->last, e);
+    for (size_t i = 0; i < b->count; i++) mw_message_unref(b->entries[i].msg);
+    free(b);
+}
+
+/* Those that wait for a retry stand in the stream like all others. */
+static void dues(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
+    (void)more;
+    browsing *b = cookie;
+    for (size_t i = 0; !e && u->node->type == MWR_ARRAY && i < b->count && i < u->node->count; i++)
+        b->entries[i].due_ms = mwr_number(u, mwr_child(u->node, (uint32_t)i));
+    answer(owner, b, e && !u ? e : NULL);
+}
+
+static void ask_dues(mw_conn *c, browsing *b) {
+    char *key = mwr_key_beside(b->channel->name, "retries", "");
+    mw_buf *o = mwr_command(c->client, 5 + b->count, dues, b, 0);
+    mwr_write_text(o, "EVALSHA");
+    mwr_write(o, mwr_script_sha(MWR_DUES), 40);
+    mwr_write_text(o, "1");
+    mwr_write_text(o, b->channel->name);
+    mwr_write_text(o, key);
+    for (size_t i = 0; i < b->count; i++)
+        mwr_write_id(o, (mwr_id){b->entries[i].position.high, b->entries[i].position.low});
+    mwr_flush(c->client);
+    free(key);
+}
+
 static void browsed(void *owner, void *cookie, const mwr_unit *u, bool more, const mw_error *e) {
     mw_conn *c = owner;
     browsing *b = cookie;
     if (!e && u->node->type == MWR_ARRAY && u->node->count) found(b, u);
     if (more) return;
-    c->host->browsed(c->link, b->cookie, b->entries, e ? 0 : b->count, b->last, e);
-    for (size_t i = 0; i < b->count; i++) mw_message_unref(b->entries[i].msg);
-    free(b);
+    if (e || !b->count || c->closing)
+        answer(c, b, e);
+    else
+        ask_dues(c, b);
 }
 
 void mwr_browse(mw_conn *c, const mw_browse *want) {

@@ -6,8 +6,13 @@
 
 #include "drivers/redis/scripts.h"
 
-enum { CHECK_MS = 500, BACKLOG_MAX = 256 << 20, RETRY_CAP_MS = 2000, GREETING_MOST = 1 << 20 };
-#define MAX_INPUT (((size_t)1 << 30) + (64 << 20))
+enum {
+    CHECK_MS = 500,
+    MORE_THAN_BODY = 4 << 20,
+    BACKLOG_MAX = 256 << 20,
+    RETRY_CAP_MS = 2000,
+    GREETING_MOST = 1 << 20
+};
 
 typedef struct pending { /* a command not answered yet, oldest first in a ring */
     mwr_on_reply *reply;
@@ -283,6 +288,16 @@ static void greeted(mwr_client *c) {
     if (!c->closed) mwr_flush(c);
 }
 
+static void no_database(const mwr_client *c, mw_error *e) {
+    char said[200];
+    snprintf(said, sizeof said, "%.190s", e->text);
+    mw_fail(e, MW_EUSAGE, false,
+            "%s: database %lld cannot be used; this does not heal by itself: correct the number in the "
+            "address, or the "
+            "server's setting `databases`",
+            said, (long long)c->o.target->db);
+}
+
 /* From pairs of names and values */
 static bool is_cluster(const mwr_unit *u) {
     const mwr_node *n = u->node + 1;
@@ -301,6 +316,7 @@ static void greeting_reply(mwr_client *c, const mwr_unit *u) {
     if (c->rejected) return;
     if (u->node->type == MWR_ERROR) {
         mwr_error_of(u->base + u->node->at, u->node->len, &e);
+        if (s == STEP_DB && begins(u, "ERR")) no_database(c, &e);
         bool vital = s != STEP_NAME && s != STEP_ID && s != STEP_ROLE && s != STEP_MODE;
         if (vital || begins(u, "NOAUTH") || begins(u, "LOADING")) {
             reject(c, &e);
@@ -447,7 +463,7 @@ static int open_stream(mwr_client *c, const char *hosts, mw_error *e) {
                            .default_port = c->o.port ? c->o.port : 6379,
                            .tls = c->o.target->tls,
                            .retry_cap_ms = RETRY_CAP_MS,
-                           .max_input = MAX_INPUT};
+                           .max_input = c->o.target->max_message + MORE_THAN_BODY};
     c->stream = mw_stream_open(c->loop, &o, &STREAM, c, e);
     return c->stream ? 0 : -1;
 }

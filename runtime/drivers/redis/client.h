@@ -17,6 +17,7 @@ typedef struct mwr_target { /* where to, and as whom; made from a URL, whose tex
     const char *sentinel_user, *sentinel_password;
     const char *consumer;   /* instead of the host's name */
     int64_t db, timeout_ms; /* timeout: of a command */
+    size_t max_message;     /* bytes: of a body; about what one piece of an answer may take */
     mw_tls_options tls;
 } mwr_target;
 

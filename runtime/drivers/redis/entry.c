@@ -11,7 +11,7 @@
 #include "base/uuid.h"
 #include "drivers/redis/redis.h"
 
-enum { TEXT_MAX = 512 << 20, HEADERS_MOST = 1000 }; /* a script can pass on about 8,000 arguments */
+enum { HEADERS_MOST = 1000 }; /* a script can pass on about 8,000 arguments */
 
 /* ---- ids ---- */
 
@@ -173,12 +173,16 @@ void mwr_entry_write(mw_buf *b, const mwr_channel *c, const mw_parts *p) {
     mwr_write(b, p->body, p->body_len);
 }
 
-int mwr_publication_check(const mw_publication *p, mw_error *e) {
+int mwr_publication_check(const mw_conn *c, const mw_publication *p, mw_error *e) {
     mw_parts parts;
     mw_message_parts(p->msg, &parts);
-    if (parts.body_len <= TEXT_MAX && header_count(&parts) <= HEADERS_MOST) return 0;
-    return mw_fail(e, MW_EUSAGE, false, "redis takes bodies of up to 512 MB and up to %d headers",
-                   HEADERS_MOST);
+    if (parts.body_len > c->target.max_message)
+        return mw_fail(e, MW_EUSAGE, false,
+                       "redis: a body of %zu bytes; at most %zu MiB are taken: ?max_message=MIB, up to 512",
+                       parts.body_len, c->target.max_message >> 20);
+    if (header_count(&parts) > HEADERS_MOST)
+        return mw_fail(e, MW_EUSAGE, false, "redis takes up to %d headers", HEADERS_MOST);
+    return 0;
 }
 
 /* ---- as arguments of a script; a delayed one begins with a number of its own, for the set keeps no twins

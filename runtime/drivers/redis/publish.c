@@ -55,7 +55,7 @@ void mwr_publish_one(mw_conn *c, const mw_publication *p, mwr_on_reply *reply, v
 void mwr_publish(mw_conn *c, const mw_publication *list, size_t count) {
     for (size_t i = 0; i < count; i++) {
         mw_error e;
-        if (mwr_publication_check(&list[i], &e))
+        if (mwr_publication_check(c, &list[i], &e))
             mwr_answer_later(c, NULL, list[i].cookie, &e);
         else
             mwr_publish_one(c, &list[i], published, list[i].cookie);

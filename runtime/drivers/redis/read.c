@@ -143,6 +143,7 @@ static void entry(mw_sub *s, const mwr_unit *u) {
 static void refused(mw_sub *s, const mw_error *e) {
     if (strstr(e->text, "NOGROUP") || strstr(e->text, "UNBLOCKED")) { /* deleted under us: it is made anew */
         s->state = MWR_JOINING;
+        mwr_claim_soon(s);
         mwr_tick_soon(s);
         return;
     }
@@ -225,7 +226,7 @@ static void ready(void *owner) { mwr_tick_soon(owner); }
 
 static void lost(void *owner, const mw_error *why) {
     mw_sub *s = owner;
-    (void)why;
+    if (why->code == MW_EFORMAT) mwr_complain(s, MWR_NO_READ, why); /* too large a piece, or nonsense */
     mw_incoming *in = (mw_incoming *)(void *)s->batch.data;
     for (size_t i = 0; i < s->batch.len / sizeof *in;
          i++) { /* half a reply; it is pending, and comes again */

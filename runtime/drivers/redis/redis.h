@@ -146,7 +146,7 @@ void mwr_write_dedupe_key(const mw_conn *c, mw_buf *b, const char *key, size_t l
 
 /* entry.c: a message as fields. What a server does not take at all ends the connection: it is refused before.
  */
-int mwr_publication_check(const mw_publication *p, mw_error *e);
+int mwr_publication_check(const mw_conn *c, const mw_publication *p, mw_error *e);
 mw_message *mwr_entry_message(const mwr_channel *c, const mwr_unit *u, const mwr_node *fields, mwr_id id);
 size_t mwr_entry_count(const mw_parts *p); /* arguments that the fields take */
 void mwr_entry_write(mw_buf *b, const mwr_channel *c, const mw_parts *p);

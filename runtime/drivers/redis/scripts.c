@@ -343,6 +343,19 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
                        "end\n"
                        "return removed\n",
 
+    /* Key: the stream. 1 the key of a group's retries without the group, 2.. ids. Of each the ms at which it
+     * is tried again, the earliest of all groups; 0: it does not wait for that. */
+    [MWR_DUES] = NOW "local out = {}\n"
+                     "for i = 2, #ARGV do out[i - 1] = 0 end\n"
+                     "for _, g in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do\n"
+                     "  local scores = redis.call('ZMSCORE', ARGV[1] .. ':' .. g[2], unpack(ARGV, 2))\n"
+                     "  for i, score in ipairs(scores) do\n"
+                     "    local due = tonumber(score or 0)\n"
+                     "    if due > now and (out[i] == 0 or due < out[i]) then out[i] = due end\n"
+                     "  end\n"
+                     "end\n"
+                     "return out\n",
+
     /* Keys: the stream, the record. 1 group, 2 from the start, 3 the last id that we have seen ('': none), 4
      * we have everything in memory that is pending under our name, 5 our name, 6 token, 7 lease ms, 8 our
      * reader, 9 as what we stand in the record (member, lead, or nothing). A group that was destroyed begins

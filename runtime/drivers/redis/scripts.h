@@ -18,6 +18,7 @@ typedef enum {
     MWR_DONE,
     MWR_RELEASE,
     MWR_REMOVE, /* remove and replace */
+    MWR_DUES,   /* when these are tried again */
     MWR_GROUP,  /* make the group when there is none */
     MWR_SCRIPTS
 } mwr_script;

@@ -124,9 +124,9 @@ void mwr_settle_one(mw_sub *s, const mw_settlement *x, const mwr_flight *f) {
 
 /* ---- many ---- */
 
-static bool too_large(const mw_settlement *x, mw_error *e) {
+static bool too_large(const mw_conn *c, const mw_settlement *x, mw_error *e) {
     for (size_t i = 0; i < x->publish_count; i++)
-        if (mwr_publication_check(&x->publish[i], e)) return true;
+        if (mwr_publication_check(c, &x->publish[i], e)) return true;
     return false;
 }
 
@@ -189,7 +189,7 @@ void mwr_settle(mw_sub *s, const mw_settlement *list, size_t count) {
             mwr_answer_later(s->conn, s->source, list[i].cookie, &e);
             continue;
         }
-        if (too_large(&list[i], &e)) {
+        if (too_large(s->conn, &list[i], &e)) {
             mwr_answer_later(s->conn, s->source, list[i].cookie, &e);
             continue;
         }
@@ -220,8 +220,11 @@ void mwr_begin(mw_sub *s, uint64_t tag, uint32_t unit) {
     mwr_crumbs_begin(s->crumbs, (uint32_t)tag, f->id);
 }
 
+/* It may have been settled already, and must not become pending again. */
+static bool is_decided(const mwr_flight *f) { return f->settling || f->again; }
+
 static bool needs_mark(mwr_flight *f) {
-    if (!f->round || !f->begun || f->settling || f->marked) return false;
+    if (!f->round || !f->begun || is_decided(f) || f->marked) return false;
     if (f->seen) return true;
     f->seen = true; /* in the next tick: most have ended by then */
     return false;
@@ -266,7 +269,7 @@ void mwr_mark_begun(mw_sub *s) {
     for (uint32_t i = 0; i < s->flight_capacity && s->flight_count; i++) {
         mwr_flight *f = &s->flights[i];
         if (needs_mark(f)) marks[mark_count++] = i;
-        if (f->round && now - f->since > old && !f->settling) {
+        if (f->round && now - f->since > old && !is_decided(f)) {
             f->since = now;
             beats[beat_count++] = i;
         }

@@ -5,8 +5,9 @@
 
 #include "drivers/redis/client.h"
 
-static const char *const OPTIONS[] = {
-    "db", "timeout", "consumer", "sentinel", "sentinel_user", "sentinel_password", MW_TLS_OPTION_NAMES, NULL};
+static const char *const OPTIONS[] = {"db",       "timeout",       "max_message",       "consumer",
+                                      "sentinel", "sentinel_user", "sentinel_password", MW_TLS_OPTION_NAMES,
+                                      NULL};
 
 static char *copy(const char *text) {
     char *s = strdup(text);
@@ -51,6 +52,9 @@ int mwr_target_from_url(mwr_target *t, const mw_url *u, mw_error *e) {
     if (mw_tls_from_url(u, &t->tls, e)) return -1;
     if (mw_url_number(u, "timeout", 1, 3600, &t->timeout_ms, e)) return -1;
     if (mw_url_option(u, "timeout")) t->timeout_ms *= 1000;
+    int64_t most = 64;
+    if (mw_url_number(u, "max_message", 1, 512, &most, e)) return -1;
+    t->max_message = (size_t)most << 20;
     if (*t->user && !*t->password) { /* redis://secret@host: what people write for a server without users */
         t->password = t->user;
         t->user = "";

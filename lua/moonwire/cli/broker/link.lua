@@ -122,7 +122,7 @@ function M.watch(link)
       return
     end
     since = since or C.mw_vm_mono(wait.vm)
-    if C.mw_vm_mono(wait.vm) - since >= PATIENCE then
+    if C.mw_link_hopeless(link) or C.mw_vm_mono(wait.vm) - since >= PATIENCE then
       fail.raise(fail.UNAVAILABLE, "%s: the broker cannot be reached: %s", shown(link), ffi.string(why))
     end
   end)
