@@ -299,10 +299,18 @@ void mwe_settle(mw_sub *s, const mw_settlement *list, size_t count) {
 
 /* ---- unpark, release_key, promote ---- */
 
+/* It is tried until it succeeds: while the store cannot be written its subscription may have ended. */
+static mw_sub *sub_of(const lane_op *l) {
+    mw_sub *s = l->op.conn->subs;
+    while (s && s->id != l->consumer) s = s->next;
+    return s;
+}
+
 static void finish_unpark(mwe_op *op) {
     lane_op *l = (lane_op *)op;
-    if (op->rc == 0) mwe_lane_back(l->sub, l->lane, &l->unparked);
-    mwe_lane_moved(l->sub, mwe_lane_hash(l->sub, l->lane));
+    mw_sub *s = sub_of(l);
+    if (s && op->rc == 0) mwe_lane_back(s, l->lane, &l->unparked);
+    if (s) mwe_lane_moved(s, mwe_lane_hash(s, l->lane));
     free(l->unparked);
     free(l);
 }

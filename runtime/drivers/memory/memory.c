@@ -352,6 +352,7 @@ void mem_sub_give_back(mem_sub *s) {
         mem_item_ready(i);
     }
     mem_lanes_free(s->group);
+    mem_group_wake(s->group);
     s->lost = 0;
     if (s->group->acks) { /* begins again at the mark */
         uint64_t mark = mw_acks_mark(s->group->acks);
