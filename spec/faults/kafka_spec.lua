@@ -319,8 +319,8 @@ describe("kafka", function()
     h:stop(first)
   end)
 
-  -- Stopped for most of its session, but not thrown out: it gives up what it has, to be sure. Then another one joins, and
-  -- only some partitions are taken away.
+  -- Stopped for most of its session, but not thrown out: it gives up what it has, to be sure. Then another one joins,
+  -- and only some partitions are taken away.
   it("goes on with the partitions it kept when a pause and a cooperative rebalance come together", function()
     local session = 6000
     local h = new { name = "pause-sticky", partitions = 4, session = session,
