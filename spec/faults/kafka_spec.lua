@@ -9,6 +9,7 @@ local harness = require "spec.support.harness"
 local json = require "moonwire.json"
 local kafka = require "spec.support.servers.kafka"
 local process = require "spec.support.process"
+local mw = require "moonwire"
 local supervised = require "spec.support.supervised"
 
 local binary = os.getenv "MOONWIRE_BIN"
@@ -64,13 +65,33 @@ local HANDLER = [[
     trace("done", msg)
   end]]
 
+-- Waits a little each time, so that much is under way when a member is killed.
+local WAITS = [[
+  function M.handle(msg)
+    mw.sleep(0.001 + math.random() * 0.004)
+    trace("done", msg)
+  end]]
+
+-- Of what was handled again: how much had been handled by a member that was killed, just before that. Nobody knows that
+-- it was done. The others let go of what they had begun and could not commit.
+local function by_the_killed(lines, killed, moment)
+  local before, count = {}, 0
+  for _, line in ipairs(lines) do
+    local last = before[line.id]
+    local at = last and killed[last.worker]
+    if at and last.time > at - moment then count = count + 1 end
+    before[line.id] = line
+  end
+  return count
+end
+
 -- Members join, leave and are killed while messages flow, for so many seconds.
 local function storm(options, n, seconds)
   local buffer, concurrency = 256, 64
   local h = new { name = "storm", partitions = 6, options = options }
   local settings = ("concurrency = %d, buffer = { count = %d },"):format(concurrency, buffer)
-  local members, at, published, kills = {}, {}, 0, 0
-  members[1] = h:start { settings = settings, handler = HANDLER }
+  local members, at, published, kills, killed = {}, {}, 0, 0, {}
+  members[1] = h:start { settings = settings, handler = WAITS }
   members[2] = h:start()
   local chunk, turn, began = math.ceil(n / 100), 0, clock.now()
   local next_turn = began + 2
@@ -88,7 +109,7 @@ local function storm(options, n, seconds)
         h:stop(worker, 20 * h.late)
       else
         h:kill(worker)
-        kills = kills + 1
+        kills, killed[worker.name] = kills + 1, mw.now()
       end
       members[#members + 1] = h:start()
       if #members < 3 then members[#members + 1] = h:start() end
@@ -98,9 +119,14 @@ local function storm(options, n, seconds)
   h:wait_settled("in", 60)
   local again, count = observe(h.trace:of "done", at)
   assert.equal(n, count)
-  local most = kills * buffer * 3 -- the one that was killed, and the two that had to let go of what they had begun
-  local text = "\n  storm%s: %d messages, %d turns, %d kills, %d handled again (bound %d)\n"
-  io.write(text:format(options or "", n, turn, kills, again, most))
+  local most = turn * buffer * 3 -- the one that was killed, and the two that had to let go of what they had begun
+  local explained = by_the_killed(h.trace:of "done", killed, 1 * h.late)
+  local text = "\n  storm%s: %d messages, %d turns, %d kills, %d handled again (bound %d), %d of them after a kill\n"
+  io.write(text:format(options or "", n, turn, kills, again, most, explained))
+  assert.is_true(explained > 0, "nothing was under way when members were killed")
+  if not options then -- an incremental rebalance can meet a commit, which loses partitions (docs/brokers/kafka.md)
+    assert.is_true(again - explained <= turn * 2 * concurrency, again - explained .. " handled again for no reason")
+  end
   assert.is_true(turn >= 3, "the storm was over too soon: " .. turn .. " turns")
   assert.is_true(again <= most, again .. " were handled again")
   for _, worker in ipairs(members) do h:stop(worker, 20 * h.late) end
@@ -121,6 +147,69 @@ describe("kafka", function()
   it("loses nothing in a rebalance storm, and keeps the order of keys (cooperative-sticky)", function()
     local n = math.max(20000, math.floor(60000 * harness.scale))
     storm("&partition.assignment.strategy=cooperative-sticky", n, 14)
+  end)
+
+  it("makes a new producer when the idempotence of the old one is broken for good", function()
+    local mock = client.mock_cluster()
+    local h = new { name = "fatal", server = { mock = mock, bootstrap = mock.bootstrap }, session = 6000 }
+    h:start { settings = "retry = { attempts = 50, base = 0.05 },", handler = [[
+      function M.handle(msg)
+        trace("begin", msg)
+        if msg.id == "m1" then mw.sleep(1) end
+        mw.publish("out", msg.body, { id = "out-" .. msg.id })
+      end]] }
+    local worker = next(h.workers)
+    h:publish { { "x", id = "m0", key = "a" }, { "x", id = "m1", key = "a" } }
+    h:wait_for("begin", 2, 30)
+    local PRODUCE, OUT_OF_ORDER = 0, 45
+    client.mock_errors(mock, PRODUCE, { OUT_OF_ORDER, OUT_OF_ORDER })
+    h:wait(function() return worker.child:stderr():find("failed for good and is replaced", 1, true) end, 20,
+      "the producer to fail")
+    local list = {}
+    for i = 2, 50 do list[#list + 1] = { "x", id = "m" .. i, key = "k" .. i } end
+    h:publish(list)
+    local out = {}
+    h:wait(function()
+      for _, m in ipairs(h.broker:messages "out") do out[m.id] = true end
+      for i = 0, 50 do if not out["out-m" .. i] then return false end end
+      return true
+    end, 40, function() return "every output to be there; " .. worker.child:stderr():sub(-1500) end)
+    h:stop()
+  end)
+
+  it("keeps static members through a kill: each worker has its name, and nobody else loses a partition", function()
+    local h = new { name = "static", partitions = 4, session = 10000, options = "&group.instance.id=member" }
+    local s = supervised.scene { flags = { "--workers", "2" },
+      handler = [[function M.handle(msg) mw.sleep(0.002) trace("done", msg) end]] }
+    s.url = h.url
+    s:start()
+    finally(function() s.child:stop(20) end)
+    local function settled_at(count)
+      return function() return s:count '"partitions assigned"[^\n]*partitions="?%d' >= count end
+    end
+    h:wait(settled_at(2), 40, "both to have partitions")
+    local function publish(name)
+      local list = {}
+      for i = 1, 400 do list[i] = { "x", id = name .. i, key = "k" .. i } end
+      h:publish(list)
+    end
+    publish "a"
+    h:wait_settled("in", 40)
+    h:stay(1)
+    local revoked, assigned = s:count "partitions revoked", s:count '"partitions assigned"[^\n]*partitions="?%d'
+    publish "b"
+    s:kill_worker(1)
+    h:wait(settled_at(assigned + 1), 30, "the new worker to have its partitions")
+    publish "c"
+    h:wait_settled("in", 40)
+    assert.equal(assigned + 1, s:count '"partitions assigned"[^\n]*partitions="?%d', s.child:stderr())
+    assert.equal(revoked, s:count "partitions revoked", s.child:stderr())
+    assert.equal(0, s:count "partitions lost")
+    local seen = {}
+    for _, line in ipairs(s.trace:read()) do seen[line.id] = true end
+    for _, name in ipairs { "a", "b", "c" } do
+      for i = 1, 400 do assert.is_true(seen[name .. i], name .. i .. " was not handled") end
+    end
   end)
 
   it("goes on after the broker was restarted, with nothing lost", function()
@@ -230,8 +319,8 @@ describe("kafka", function()
     h:stop(first)
   end)
 
-  -- Stopped for most of its session, but not thrown out: it gives up what it has, to be sure. Then another one joins, and
-  -- only some partitions are taken away.
+  -- Stopped for most of its session, but not thrown out: it gives up what it has, to be sure. Then another one joins,
+  -- and only some partitions are taken away.
   it("goes on with the partitions it kept when a pause and a cooperative rebalance come together", function()
     local session = 6000
     local h = new { name = "pause-sticky", partitions = 4, session = session,

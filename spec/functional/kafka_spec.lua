@@ -89,7 +89,8 @@ mw.pipeline "p" { from = broker:channel "in", handler = "log" }
         problem("kafka://127.0.0.1:1/?" .. name .. "=x"), 1, true)
     end
     assert.matches("no host", problem "kafka:", 1, true)
-    assert.matches('"99999" is no port of "127.0.0.1": expected 1 to 65535', problem "kafka://127.0.0.1:99999/", 1, true)
+    assert.matches('"99999" is no port of "127.0.0.1": expected 1 to 65535',
+      problem "kafka://127.0.0.1:99999/", 1, true)
     assert.matches('"abc" is no port of "b"', problem "kafka://a:1,b:abc/", 1, true)
     assert.matches("empty host name", problem "kafka://a:1,,b:2/", 1, true)
     assert.matches("IPv6 address is written in brackets", problem "kafka://::1:9092/", 1, true)
