@@ -186,6 +186,8 @@ uint64_t kafka_marks_next(const kafka_marks *m) { return m->next; }
 
 /* ---- writing ---- */
 
+static const int64_t TIME_MAX = (int64_t)1 << 45; /* ms: the year 3084 */
+
 typedef struct note {
     uint64_t offset;
     const kafka_past *past; /* NULL: it has none, but was begun */
@@ -285,6 +287,7 @@ static void encode(const kafka_marks *m, const picture *p, int64_t now_ms, kafka
     for (size_t i = 0; i < notes; i++) {
         const note *n = &p->notes[i];
         int64_t wait = n->past ? n->past->due_ms - now_ms : 0;
+        if (wait > TIME_MAX) wait = TIME_MAX; /* another clock wrote it */
         put(out, n->offset - last);
         put(out, (n->past ? n->past->attempts : 0) + n->begun);
         put(out, wait > 0 && left_out < KAFKA_NO_TIMES ? (uint64_t)wait : 0);
@@ -405,7 +408,8 @@ static void read_notes(kafka_marks *m, reader *r, int64_t base, mw_buf *wanted) 
     uint64_t last = m->mark;
     for (size_t n = get_count(r, 4); n && !r->bad; n--) {
         uint64_t offset = last + get(r), attempts = get(r), wait = get(r), error = get(r);
-        if (offset < last || offset > OFFSET || attempts > UINT32_MAX / 2 || wait > 1ull << 45) r->bad = true;
+        if (offset < last || offset > OFFSET || attempts > UINT32_MAX / 2 || wait > (uint64_t)TIME_MAX)
+            r->bad = true;
         if (r->bad || mw_map_get(&m->pasts, offset + 1)) break;
         kafka_past *p = must(calloc(1, sizeof *p));
         *p = (kafka_past){.attempts = (uint32_t)attempts, .due_ms = wait ? base + (int64_t)wait : 0};
@@ -442,6 +446,7 @@ bool kafka_marks_read(kafka_marks *m, const char *text, size_t len) {
     r.end = bytes.len ? r.at + bytes.len : r.at;
     if (!r.bad) {
         int64_t base = (int64_t)get(&r);
+        if (base > TIME_MAX) r.bad = true;
         read_ranges(m, &r);
         read_notes(m, &r, base, &wanted);
         read_errors(&r, &wanted);
