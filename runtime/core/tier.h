@@ -17,3 +17,5 @@ void mw_tier_channel(char out[MW_TIER_CHANNEL], const char *channel, int64_t del
 #define MW_TIER_DUE       "mw-retry-due"       /* wall ms of the next one */
 #define MW_TIER_PUBLISHED "mw-retry-published" /* wall ms of the first publish */
 #define MW_TIER_ERROR     "mw-retry-error"     /* the first one */
+/* Whose failure it was: groups of one channel share its retry channels, and leave those of others alone. */
+#define MW_TIER_GROUP "mw-retry-group"

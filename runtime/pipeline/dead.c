@@ -90,6 +90,7 @@ mw_message *mw_tier_copy(const mw_delivery *d, int64_t delay_ms) {
     mw_header x;
     for (size_t at = 0; mw_headers_next(parts.headers, parts.headers_len, &at, &x);)
         mw_headers_add(&h, x.name, x.name_len, x.value, x.value_len);
+    add(&h, MW_TIER_GROUP, d->pipeline->spec.group, strlen(d->pipeline->spec.group));
     mw_headers_addf(&h, MW_TIER_ATTEMPTS, "%u", d->attempt);
     mw_headers_addf(&h, MW_TIER_DUE, "%lld", (long long)(now + delay_ms));
     mw_headers_addf(&h, MW_TIER_PUBLISHED, "%lld", (long long)parts.time_ms);

@@ -255,6 +255,28 @@ describe("kafka", function()
     assert.equal(1, #h:messages "in.retry.900ms")
   end)
 
+  it("leaves the failures of other groups to them", function()
+    local h = new { name = "tiers-groups", partitions = 1, topics = { ["in.retry.200ms"] = 1 } }
+    local project = require "spec.support.project"
+    h:start { settings = "retry = { topics = { 0.2 } },", handler = [[
+      function M.handle(msg)
+        trace("mine", msg)
+        if msg.attempt == 1 then error("once", 0) end
+      end]] }
+    local other = h.dir .. "/other"
+    local trace = project.trace(h.dir .. "/other-trace")
+    project.make(other, { settings = 'group = "q", retry = { topics = { 0.2 } },', handler = [[
+      function M.handle(msg) trace("theirs", msg) end]] }, trace.path)
+    local child = process.spawn { { binary, "run", other }, env = { BROKER_URL = h.url } }
+    h:publish { { "x", id = "m1" } }
+    h:wait_for("mine", 2, 20)
+    h:wait(function() return trace:count "theirs" == 1 end, 20, "the other group")
+    h:stay(1)
+    assert.equal(2, h.trace:count "mine")
+    assert.equal(1, trace:count "theirs")
+    assert.equal(0, child:stop(20))
+  end)
+
   it("keeps what waits in a retry topic through a crash", function()
     local h = new { name = "tiers-crash", partitions = 1, topics = { ["in.retry.2s"] = 1 } }
     h:start { settings = "retry = { topics = { 2 } },", handler = [[

@@ -264,7 +264,8 @@ typedef struct kafka_retry { /* what a retry channel's message says about itself
     int64_t due_ms;
     mw_text *error;
 } kafka_retry;
-int64_t kafka_record_due(const rd_kafka_message_t *m); /* of a retry channel; 0: now */
+bool kafka_record_is_for(const rd_kafka_message_t *m, const char *group); /* of a retry channel */
+int64_t kafka_record_due(const rd_kafka_message_t *m);                    /* of a retry channel; 0: now */
 /* retry: not NULL for a retry channel's message; filled, and its headers are taken off. Loop thread then. */
 mw_message *kafka_record_read(const rd_kafka_message_t *m, mw_buf *space, kafka_retry *retry);
 /* An unread message; the record is its own now. */

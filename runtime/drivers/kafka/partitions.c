@@ -154,6 +154,14 @@ static bool received(kafka_part *p, rd_kafka_message_t *m, bool first, mw_incomi
         return false;
     case KAFKA_NEW: break;
     }
+    /* Groups of one channel share its retry topics, not its failures. */
+    if (p->topic && !kafka_record_is_for(m, p->sub->group + strlen(p->sub->conn->prefix))) {
+        kafka_marks_done(p->marks, (uint64_t)m->offset);
+        rd_kafka_message_destroy(m);
+        p->dirty = true;
+        kafka_commit_soon(p->sub);
+        return false;
+    }
     kafka_retry retry = {0};
     int64_t offset = m->offset;
     mw_message *msg = message_of(p, m, first, &retry);

@@ -39,9 +39,19 @@ static bool read_retry(const char *name, const char *text, size_t len, kafka_ret
     } else if (!strcmp(name, MW_TIER_ERROR)) {
         if (!r->error) r->error = mw_text_new(text, len < 4096 ? len : 4096);
     } else {
-        return false;
+        return strcmp(name, MW_TIER_GROUP) == 0;
     }
     return true;
+}
+
+bool kafka_record_is_for(const rd_kafka_message_t *m, const char *group) {
+    rd_kafka_headers_t *list;
+    const void *value;
+    size_t len;
+    if (rd_kafka_message_headers(m, &list) || rd_kafka_header_get_last(list, MW_TIER_GROUP, &value, &len) ||
+        !value)
+        return true;
+    return len == strlen(group) && memcmp(value, group, len) == 0;
 }
 
 int64_t kafka_record_due(const rd_kafka_message_t *m) {
