@@ -11,6 +11,7 @@ local ffi = require "ffi"
 local handler = require "moonwire.internal.config.handler"
 local nearest = require "moonwire.internal.nearest"
 local policy = require "moonwire.internal.config.policy"
+local sealed = require "moonwire.internal.sealed"
 local sandbox = require "moonwire.internal.config.sandbox"
 local token = require "moonwire.internal.token"
 local topology = require "moonwire.internal.config.topology"
@@ -87,6 +88,12 @@ end
 
 local Connection, Channel = {}, {}
 Connection.__index, Channel.__index = Connection, Channel
+
+-- A misspelt method is nil otherwise, and calling it says nothing about the right one.
+setmetatable(Connection, { __index = function(_, name)
+  local near = type(name) == "string" and nearest(name, { "channel", "exchange", "topology" })
+  if near then error(("a connection has no %q; did you mean %q?"):format(name, near), 2) end
+end })
 
 ---@class moonwire.Channel
 ---@field name string
@@ -372,7 +379,7 @@ local function api(self)
     self.settings = fields.check(settings, SETTINGS, position(self, "settings"), self.problems)
     C.mw_vm_read_memory(wait.vm, fields.bytes(self.settings.memory)) -- it holds for the rest of the file too
   end
-  return mw
+  return sealed("mw", mw)
 end
 
 local function run_main(self)
@@ -411,6 +418,7 @@ function M.read(dir, options)
     local private = name:match "^moonwire%.internal" or name:match "^moonwire%.cli" or name:match "%.core$"
     if name:match "^moonwire%." and not private then
       local ok, module = pcall(require, name)
+      if ok and type(module) == "table" then return sealed(name, module) end
       return ok and module or nil
     end
   end, options.files)
