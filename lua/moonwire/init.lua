@@ -20,23 +20,21 @@ local M = {
   uuid = publish.uuid,
   sleep = async.sleep,
   all = async.all,
-  log = sealed("mw.log", require "moonwire.log"),
-  metrics = sealed("mw.metrics", require "moonwire.metrics"),
-  shared = sealed("mw.shared", require "moonwire.shared"),
-  json = sealed("mw.json", require "moonwire.json"),
+  log = sealed.strict("mw.log", require "moonwire.log"),
+  metrics = sealed.strict("mw.metrics", require "moonwire.metrics"),
+  shared = sealed.strict("mw.shared", require "moonwire.shared"),
+  json = sealed.strict("mw.json", require "moonwire.json"),
   version = require("moonwire.core").version,
 }
 
 -- libcurl is woken by the first use: most handlers never call it.
-local http = setmetatable({}, {
+M.http = setmetatable({}, {
   __index = function(self, name)
     local built = require "moonwire.http"(wait.vm, C.mw_vm_http(wait.vm), C)
     for known, fn in pairs(built) do rawset(self, known, fn) end
-    sealed("mw.http", setmetatable(self, nil)) -- names the nearest from now on
-    return self[name]
+    return sealed.strict("mw.http", self)[name]
   end,
 })
-M.http = sealed("mw.http", http)
 
 --- A connection to a Redis server, for handlers.
 ---@param url string
@@ -63,5 +61,4 @@ function M.error(class, text, after)
   return fault.new { class = class, text = text, after = after }
 end
 
-sealed("mw", M) -- the project is given a sealed one, see internal/config/project.lua
-return M
+return sealed.strict("mw", M)

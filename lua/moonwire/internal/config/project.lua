@@ -379,7 +379,7 @@ local function api(self)
     self.settings = fields.check(settings, SETTINGS, position(self, "settings"), self.problems)
     C.mw_vm_read_memory(wait.vm, fields.bytes(self.settings.memory)) -- it holds for the rest of the file too
   end
-  return sealed("mw", mw)
+  return sealed.library(mw)
 end
 
 local function run_main(self)
@@ -418,7 +418,7 @@ function M.read(dir, options)
     local private = name:match "^moonwire%.internal" or name:match "^moonwire%.cli" or name:match "%.core$"
     if name:match "^moonwire%." and not private then
       local ok, module = pcall(require, name)
-      if ok and type(module) == "table" then return sealed(name, module) end
+      if ok and type(module) == "table" then return sealed.seal(name, module) end
       return ok and module or nil
     end
   end, options.files)
