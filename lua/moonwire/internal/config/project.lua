@@ -278,20 +278,30 @@ local function check_start(self, p, start)
       near and ("; did you mean %q?"):format(near) or ""))
 end
 
+--- The ready-made handler `forward`, back to where the message came from: it would go round for ever.
+local function check_forward(self, p, s, from)
+  local to = s.handler == "forward" and type(s.options) == "table" and s.options.to
+  for _, target in ipairs(type(to) == "table" and not is_channel(to) and to or { to }) do
+    local name = is_channel(target) and target.connection.link == from.connection.link and target.name or target
+    if name == from.name then
+      complain(self, p, "options", ("forward would send each message back to %q, which it comes from"):format(name))
+    end
+  end
+end
+
 --- Everything about one pipeline, checked; nil when it cannot be built.
 local function settle_pipeline(self, p)
   local s = fields.check(p.given, PIPELINE, p.where, self.problems)
   if s.from == nil or s.handler == nil then return end
   local from = channel_or_name(self, p, "from", s.from)
   local dead
-  if s.dead ~= nil then
-    dead = channel_or_name(self, p, "dead", s.dead, from)
-  elseif from then
-    dead = setmetatable({ name = from.name .. ".dead", connection = from.connection }, Channel)
-  end
   if s.dead == false then
     complain(self, p, "dead",
       "dead = false would lose messages: leave it out, and they go to the channel's name + \".dead\"")
+  elseif s.dead ~= nil then
+    dead = channel_or_name(self, p, "dead", s.dead, from)
+  elseif from then
+    dead = setmetatable({ name = from.name .. ".dead", connection = from.connection }, Channel)
   end
   local loaded, err = handler.load(self, s.handler, s.options)
   if not loaded then complain(self, p, "handler", err) end
@@ -304,6 +314,7 @@ local function settle_pipeline(self, p)
   if s.batch and loaded and not loaded.handle_batch then
     complain(self, p, "batch", "batch needs a handler with handle_batch(messages)")
   end
+  if from then check_forward(self, p, s, from) end
   if not (from and dead and loaded) then return end
   if from.name == dead.name and from.connection == dead.connection then
     complain(self, p, "dead", "dead letters would go back into the channel they came from")
@@ -367,6 +378,9 @@ local function api(self)
     return connection
   end
   mw.pipeline = function(name)
+    if type(name) ~= "string" then
+      error(('mw.pipeline: the name comes first: mw.pipeline "orders" { … }, got a %s'):format(type(name)), 2)
+    end
     local begun = { name = name, where = position(self, "mw.pipeline") }
     self.begun[begun] = true
     return function(settings)
