@@ -187,7 +187,7 @@ describe("completion", function()
       zmodload zsh/zpty
       zpty -b z zsh -f -i
       zpty -w z 'PS1=; unsetopt zle_bracketed_paste 2>/dev/null; TERM=dumb; COLUMNS=200'
-      zpty -w z 'fpath=(%s $fpath); autoload -U compinit; compinit -u -D -d /dev/null; setopt list_ambiguous'
+      zpty -w z 'fpath=(%s $fpath); autoload -U compinit; compinit -u -d %s/zcompdump; setopt list_ambiguous'
       zpty -w z 'path=(%s $path); echo rea""dy'
       for i in {1..100}; do zpty -r -t z out && [[ $out == *ready* ]] && break; sleep 0.1; done
       zpty -n -w z $'%s\t'
@@ -199,7 +199,7 @@ describe("completion", function()
       done
       zpty -d z
       print -r -- "$seen"
-    ]=]):format(here.path, cli.binary:match "^(.*)/", line, expected))
+    ]=]):format(here.path, here.path, cli.binary:match "^(.*)/", line, expected))
     local result = process.run { { "zsh", "-f", here.path .. "/zshrc" }, timeout = 30 }
     assert.matches(expected, result.stdout, 1, true)
   end
