@@ -13,7 +13,7 @@ install(FILES docs/man/moonwire.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 set(doc ${CMAKE_INSTALL_DATADIR}/doc/moonwire)
 install(FILES LICENSE CHANGELOG.md DESTINATION ${doc})
 install(FILES README.md DESTINATION ${doc} OPTIONAL)
-install(DIRECTORY docs/ DESTINATION ${doc} PATTERN man EXCLUDE)
+install(DIRECTORY docs DESTINATION ${doc} PATTERN man EXCLUDE) # a folder of its own: it has a README.md too
 
 # The binary writes its own completions, so they cannot disagree with it. A cross-built one cannot run here.
 function(install_completion shell file dir)

@@ -27,6 +27,16 @@ local function targets_of(to)
   return to
 end
 
+local function check_headers(headers)
+  for name, value in pairs(headers or {}) do
+    local kind = type(value)
+    if type(name) ~= "string" then error("headers must have names, such as { source = \"shop\" }", 0) end
+    if kind ~= "string" and kind ~= "number" and kind ~= "boolean" then
+      error(("headers.%s must be a string, not a %s"):format(name, kind), 0)
+    end
+  end
+end
+
 local function headers_of(msg, extra)
   local headers = {}
   for name, value in pairs(msg.headers) do headers[name] = value end
@@ -46,6 +56,7 @@ end
 local function new(options)
   check(options, { to = "string table", key = "string boolean?", headers = "table?" })
   local targets = targets_of(options.to)
+  check_headers(options.headers)
   if options.key == true then error("key must be a path into the data, or false", 0) end
 
   local function handle(msg)

@@ -359,7 +359,7 @@ return function(vm, http, C)
     release()
     if o.raise == false then return nil, text, kind end
     if kind == "invalid" then error(text, 3) end
-    error(fault.new { class = "transient", text = text })
+    error(fault.new { class = "transient", text = wait.where() .. text })
   end
 
   local function merge(who, method, url, opts, body)

@@ -6,6 +6,7 @@ local async = require "moonwire.internal.async"
 local fault = require "moonwire.internal.fault"
 local publish = require "moonwire.internal.publish"
 local request = require "moonwire.internal.request"
+local sealed = require "moonwire.internal.sealed"
 local verdict = require "moonwire.internal.verdict"
 local wait = require "moonwire.internal.wait"
 
@@ -19,10 +20,10 @@ local M = {
   uuid = publish.uuid,
   sleep = async.sleep,
   all = async.all,
-  log = require "moonwire.log",
-  metrics = require "moonwire.metrics",
-  shared = require "moonwire.shared",
-  json = require "moonwire.json",
+  log = sealed.strict("mw.log", require "moonwire.log"),
+  metrics = sealed.strict("mw.metrics", require "moonwire.metrics"),
+  shared = sealed.strict("mw.shared", require "moonwire.shared"),
+  json = sealed.strict("mw.json", require "moonwire.json"),
   version = require("moonwire.core").version,
 }
 
@@ -31,7 +32,7 @@ M.http = setmetatable({}, {
   __index = function(self, name)
     local built = require "moonwire.http"(wait.vm, C.mw_vm_http(wait.vm), C)
     for known, fn in pairs(built) do rawset(self, known, fn) end
-    return setmetatable(self, getmetatable(built))[name]
+    return sealed.strict("mw.http", self)[name]
   end,
 })
 
@@ -60,13 +61,4 @@ function M.error(class, text, after)
   return fault.new { class = class, text = text, after = after }
 end
 
-local names = {}
-return setmetatable(M, {
-  __index = function(_, name)
-    if #names == 0 then
-      for known in pairs(M) do names[#names + 1] = known end
-    end
-    local near = type(name) == "string" and require "moonwire.internal.nearest"(name, names)
-    error(("mw.%s does not exist%s"):format(tostring(name), near and ("; did you mean mw.%s?"):format(near) or ""), 2)
-  end,
-})
+return sealed.strict("mw", M)

@@ -21,6 +21,10 @@ local function series(name, labels, level)
     if type(label) ~= "string" or not label:match "^[%a_][%w_]*$" then
       error(("mw.metrics: %q is not a label: letters, digits and _"):format(tostring(label)), level + 1)
     end
+    local kind = type(value)
+    if kind ~= "string" and kind ~= "number" and kind ~= "boolean" then
+      error(("mw.metrics: label %s must be a text or a number, got a %s"):format(label, kind), level + 1)
+    end
     list[#list + 1] = ('%s="%s"'):format(label, escape(value))
   end
   table.sort(list)
@@ -39,8 +43,11 @@ end
 ---@param labels table<string, string|number>|nil
 function M.count(name, by, labels)
   local key = series(name, labels, 2)
-  if by ~= nil and not (type(by) == "number" and by >= 0 and by < math.huge) then
-    error("mw.metrics.count: a counter only grows", 2)
+  if by ~= nil and type(by) ~= "number" then
+    error(("mw.metrics.count: it is told a number to add, got a %s"):format(type(by)), 2)
+  end
+  if by and not (by >= 0 and by < math.huge) then
+    error("mw.metrics.count: a counter only grows, by a number of 0 or more", 2)
   end
   if admit(key) then C.mw_dict_add(dict, key, #key, by or 1, 0, 0) end
 end

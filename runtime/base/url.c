@@ -232,9 +232,13 @@ int mw_url_only(const mw_url *u, const char *const *known, mw_error *e) {
         if (nearest)
             return mw_fail(e, MW_EUSAGE, false, "unknown option \"%s\" in the URL; did you mean \"%s\"?",
                            name, nearest);
-        return mw_fail(e, MW_EUSAGE, false, "unknown option \"%s\" in the URL%s%s", name,
-                       known[0] ? "; known ones begin with " : ": this driver takes none",
-                       known[0] ? known[0] : "");
+        if (!known[0])
+            return mw_fail(e, MW_EUSAGE, false, "unknown option \"%s\" in the URL: this driver takes none",
+                           name);
+        char list[200] = "";
+        for (size_t n = 0, at = 0; known[n] && at < sizeof list; n++)
+            at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", n ? ", " : "", known[n]);
+        return mw_fail(e, MW_EUSAGE, false, "unknown option \"%s\" in the URL; known are %s", name, list);
     }
     return 0;
 }

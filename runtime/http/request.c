@@ -337,11 +337,11 @@ static void leave(mw_http_request *r) {
 
 static void fail(mw_http_request *r, const char *kind, const char *what) {
     r->kind = kind;
-    const char *host = r->host ? r->host : "no host";
     double after = (double)(time_us(r) - r->started_us) / 1e6;
-    if (asprintf(&r->error, "%s%s%s: %s (after %.3f s)", r->method, r->method[0] ? " " : "", host, what,
-                 after) < 0)
-        abort();
+    int length = r->host ? asprintf(&r->error, "%s%s%s: %s (after %.3f s)", r->method,
+                                    r->method[0] ? " " : "", r->host, what, after)
+                         : asprintf(&r->error, "%s%s%s", r->method, r->method[0] ? ": " : "", what);
+    if (length < 0) abort();
 }
 
 /* How far it came. From the end backwards: a reused connection has no times for its beginning. */

@@ -1,5 +1,6 @@
 #include "lua/core.h"
 
+#include <dirent.h>
 #include <lauxlib.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
@@ -83,6 +84,19 @@ static int l_memory(lua_State *L) { /* bytes this state holds */
     return 1;
 }
 
+/* files(folder) -> the names in it, in no order; none when it cannot be read */
+static int l_files(lua_State *L) {
+    DIR *dir = opendir(luaL_checkstring(L, 1));
+    lua_newtable(L);
+    int count = 0;
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        lua_pushstring(L, entry->d_name);
+        lua_rawseti(L, -2, ++count);
+    }
+    if (dir) closedir(dir);
+    return 1;
+}
+
 /* read(function, …) -> as pcall: the function reads a project, within the limits of that */
 static int l_read(lua_State *L) {
     lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.vm");
@@ -105,6 +119,7 @@ int luaopen_moonwire_core(lua_State *L) {
                                          {"terminal", l_terminal},
                                          {"memory", l_memory},
                                          {"read", l_read},
+                                         {"files", l_files},
                                          {"hash", l_hash},
                                          {"app", mw_app_new},
                                          {"watch", mw_watch_lua},

@@ -173,8 +173,8 @@ void mw_lane_mark(mw_pipeline *p, uint64_t lane, mw_mark mark);
 /* take.c */
 void mw_delivery_make_ready(mw_delivery *d);
 void mw_delivery_unready(mw_delivery *d);
-void mw_delivery_end_run(mw_delivery *d); /* the handler is done with it */
-void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy, const mw_text *why);
+void mw_delivery_end_run(mw_delivery *d);                        /* the handler is done with it */
+void mw_breaker_outage(mw_delivery *d, const mw_policy *policy); /* d->error says why */
 void mw_breaker_success(mw_pipeline *p);
 
 /* trial.c */

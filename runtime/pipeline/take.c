@@ -232,17 +232,21 @@ static void try_again(mw_timer *t) {
     mw_pipeline_wake(p);
 }
 
-void mw_breaker_outage(mw_pipeline *p, const mw_policy *policy, const mw_text *why) {
+void mw_breaker_outage(mw_delivery *d, const mw_policy *policy) {
+    mw_pipeline *p = d->pipeline;
     if (p->breaker == MW_OPEN) return;
     p->outages++;
     int64_t pause = mw_backoff_delay(&policy->backoff, p->outages, mw_pipeline_random(p));
     p->breaker = MW_OPEN;
     mw_timer_start(p->loop, &p->breaker_timer, pause, try_again);
     mw_log_begin(MW_WARN, "source paused");
+    mw_parts parts;
+    mw_message_parts(d->msg, &parts);
     mw_log_text("pipeline", p->spec.name);
+    mw_log_str("id", parts.id, parts.id_len);
     mw_log_text("class", policy->name);
     mw_log_num("seconds", (double)pause / 1000);
-    mw_log_str("error", why->data, why->len);
+    mw_log_str("error", d->error->data, d->error->len);
     mw_log_end();
 }
 

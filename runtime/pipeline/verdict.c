@@ -147,7 +147,7 @@ static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_te
     mw_text_unref(d->error);
     d->error = mw_text_ref(error);
     if (policy->kind == MW_POLICY_OUTAGE) {
-        mw_breaker_outage(p, policy, error);
+        mw_breaker_outage(d, policy);
         if (after_ms < 0) after_ms = (int64_t)(policy->backoff.base * 1000);
         log_retry(MW_DEBUG, d, class_name, after_ms,
                   error); /* the pause was logged: not every message of it */

@@ -105,6 +105,8 @@ describe("ready-made handlers", function()
         [", options = { to = 7 }"] = "to must be a string or table, not a number",
         [", options = { to = {} }"] = "to must name at least one channel",
         [', options = { to = { "a", 7 } }'] = "to[2] must be a channel or its name",
+        [', options = { to = "a", headers = { a = {} } }'] = "headers.a must be a string, not a table",
+        [', options = { to = "a", headers = { "a" } }'] = "headers must have names",
         [', options = { to = "a", key = true }'] = "key must be a path into the data, or false",
       } do
         local why = assert(with(options), options)

@@ -3,12 +3,12 @@ local cli = require "spec.functional.cli.support"
 local json = require "moonwire.json"
 
 -- The lines of a project with this handler, as texts and as tables.
-local function lines_of(code)
+local function lines_of(code, settings)
   local here = cli.workdir()
   here:write("moonwire.lua", ([[
     local mw = require "moonwire"
-    mw.pipeline "p" { from = mw.connect "embedded:data":channel "orders", handler = function(msg) %s end }
-  ]]):format(code))
+    mw.pipeline "p" { from = mw.connect "embedded:data":channel "orders", %s handler = function(msg) %s end }
+  ]]):format(settings or "", code))
   here:publish("orders", "x", "--id", "m1")
   local result = here:run { "run", "--once", "--log", "json" }
   assert.equal(0, result.code, result.stderr)
@@ -24,6 +24,14 @@ local function lines_of(code)
   end
   return by_text
 end
+
+describe("the line about an outage", function()
+  it("says which message found it, and what it said", function()
+    local line = lines_of([[if mw.shared.incr("n") == 1 then error(mw.error("outage", "stock is down", 0.05)) end]],
+      "retry = { classes = { outage = { pause = 0.05 } } },")["source paused"]
+    assert.same({ "m1", "stock is down", "outage" }, { line.id, line.error, line.class })
+  end)
+end)
 
 describe("a field of a log line", function()
   it("that the line has already is left out when it says the same, and renamed when not", function()

@@ -56,6 +56,10 @@ local function with_dedupe(run, settings)
   return function(msg)
     local key = key_of(msg)
     if key == nil or key == json.null then return run(msg) end -- messages without one are not each other's twins
+    if type(key) == "table" or type(key) == "function" then -- no two of them are the same
+      local text = ("dedupe: the key must be a text or a number, got a %s"):format(type(key))
+      error(fault.new { class = "invalid", text = text }, 0)
+    end
     local state = claim(wait.current.delivery, tostring(key))
     if state == "seen" then return DUPLICATE end
     if state == "busy" then return BUSY end

@@ -93,13 +93,23 @@ end
 --- Replaced by the runtime: raises a fault of class "invalid".
 function M.invalid(text) error(text, 0) end
 
+-- Where a field is kept that was read: not under its name, or setting it would go unnoticed. [1] to [4]: see M.wrap.
+local SLOTS = {}
+do
+  local slot = 5
+  for _, field in ipairs(FIELDS) do
+    if make[field] then SLOTS[field], slot = slot, slot + 1 end
+  end
+end
+
 local methods = {}
 
 --- A few fields out of a JSON body, without decoding the rest: `msg:get("customer.id", "items.1.sku")`.
 ---@param ... string paths, dots between the steps, 1-based array positions
 ---@return any ... nil where there is nothing
 function methods.get(self, ...)
-  if rawget(self, "data") ~= nil then return M.dig(self.data, ...) end
+  if getmetatable(self) ~= Message then error("msg.get: write msg:get(…), with a colon", 2) end
+  if rawget(self, SLOTS.data) ~= nil then return M.dig(self.data, ...) end
   local p = load_content(self)
   return body.find(p.body, p.body_len, M.invalid, ...)
 end
@@ -122,13 +132,19 @@ end
 
 ---@param name string
 ---@return string|nil
-function methods.header(self, name) return self.headers[name] end
+function methods.header(self, name)
+  if getmetatable(self) ~= Message then error("msg.header: write msg:header(…), with a colon", 2) end
+  return self.headers[name]
+end
 
 function Message.__index(self, field)
-  local maker = make[field]
-  if maker then
-    local value = maker(self)
-    rawset(self, field, value)
+  local slot = SLOTS[field]
+  if slot then
+    local value = rawget(self, slot)
+    if value == nil then
+      value = make[field](self)
+      rawset(self, slot, value)
+    end
     return value
   end
   if field == "attempt" then

@@ -53,12 +53,20 @@ local function unknown_option(options)
   return nil
 end
 
+function M.knows_option(name) return KNOWN[name] or false end
+
+---@param name any
+---@param more string|nil a name that is known too
+---@return string
+function M.unknown_option_text(name, more)
+  local known = more and { more, unpack(OPTIONS) } or OPTIONS
+  local near = type(name) == "string" and nearest(name, known)
+  return ("unknown option %q%s"):format(tostring(name), near and ("; did you mean %q?"):format(near) or "")
+end
+
 local function check_options(options)
   local name = unknown_option(options)
-  if name ~= nil then
-    local near = type(name) == "string" and nearest(name, OPTIONS)
-    return nil, ("unknown option %q%s"):format(tostring(name), near and ("; did you mean %q?"):format(near) or "")
-  end
+  if name ~= nil then return nil, M.unknown_option_text(name) end
   local p, d = options.priority, options.delay
   if p ~= nil and (type(p) ~= "number" or p < 0 or p > 9 or p % 1 ~= 0) then
     return nil, "priority must be a whole number from 0 to 9"
@@ -72,6 +80,7 @@ local function check_options(options)
   end
   if options.type ~= nil and type(options.type) ~= "string" then return nil, "type must be a string" end
   if options.headers ~= nil and type(options.headers) ~= "table" then return nil, "headers must be a table" end
+  if options.now ~= nil and type(options.now) ~= "boolean" then return nil, "now must be true or false" end
   return true
 end
 
@@ -241,7 +250,12 @@ end
 M.resolve = resolve
 
 local function delivery_for(task, of)
-  if not task.batch then return task.delivery end
+  if not task.batch then
+    if of ~= nil and not (type(of) == "table" and rawget(of, 1) == task.delivery) then
+      error("mw.publish: of is for handle_batch: here it goes with the ack of the one message", 3)
+    end
+    return task.delivery
+  end
   for i, msg in ipairs(task.messages) do
     if msg == of then return task.batch[i - 1] end
   end

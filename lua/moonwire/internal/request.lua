@@ -104,8 +104,14 @@ function M.request(target, body, options)
   local task = publish.root_task()
   if not task or task.delivery == nil then error("mw.request: only inside a handler", 2) end
   wait.ready "mw.request"
+  if options ~= nil and type(options) ~= "table" then error("mw.request: the options must be a table", 2) end
   local given = {}
-  for k, v in pairs(options or {}) do given[k] = v end
+  for name, value in pairs(options or {}) do
+    if not publish.knows_option(name) and name ~= "timeout" then
+      error("mw.request: " .. publish.unknown_option_text(name, "timeout"), 2)
+    end
+    given[name] = value
+  end
   local timeout = given.timeout or TIMEOUT
   if type(timeout) ~= "number" or timeout <= 0 or timeout > 86400 then
     error("mw.request: timeout must be seconds, more than 0", 2)

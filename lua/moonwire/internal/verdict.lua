@@ -2,6 +2,7 @@
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.fault"
 local log = require "moonwire.internal.log"
+local nearest = require "moonwire.internal.nearest"
 local wait = require "moonwire.internal.wait"
 
 local M = {}
@@ -49,7 +50,9 @@ function M.retry(options)
   if type(options) ~= "table" then options = { reason = options } end
   for name in pairs(options) do
     if name ~= "after" and name ~= "reason" and name ~= "class" then
-      error(("mw.retry: unknown option %q; it takes after, reason and class"):format(tostring(name)), 2)
+      local near = nearest(tostring(name), { "after", "reason", "class" })
+      error(("mw.retry: unknown option %q; %s"):format(tostring(name), near and ("did you mean %q?"):format(near)
+        or "it takes after, reason and class"), 2)
     end
   end
   local after = options.after

@@ -36,6 +36,14 @@ local function user_level()
   end
 end
 
+--- "file:line: " of the project's line that called us; "" when there is none.
+---@return string
+function M.where()
+  local info = debug.getinfo(user_level(), "Sl")
+  local file = info and info.source:match "^@(.*)"
+  return file and ("%s:%d: "):format(file, info.currentline) or ""
+end
+
 local function refuse(text, ...) error(text:format(...), user_level()) end
 
 local function name_of(fn)

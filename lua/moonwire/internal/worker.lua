@@ -164,6 +164,9 @@ local function lanes(p, key)
       local broken = C.mw_vm_leave(wait.vm, d)
       message.seal(msg)
       if broken then ok, value = false, ("timed out after %g s"):format(p.timeout) end
+      if ok and type(value) == "table" or type(value) == "function" then -- no two of them are the same
+        ok, value = false, ("expected a text or a number, got a %s"):format(type(value))
+      end
       if not ok then
         local text = "key: " .. fault.text(value)
         C.mw_delivery_no_lane(d, text, #text)

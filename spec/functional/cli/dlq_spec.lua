@@ -307,3 +307,29 @@ describe("dlq purge", function()
     assert.equal(0, worker:stop())
   end)
 end)
+
+describe("the progress bar", function()
+  -- On a terminal of its own.
+  local function on_terminal(here, words)
+    local command = ("'%s' dlq %s"):format(cli.binary, words)
+    return process.run({ { "script", "-qec", command, "/dev/null" }, cwd = here.path, timeout = 30 }).stdout
+  end
+
+  it("shows how far it came, and is wiped away", function()
+    if not process.which "script" then return pending "needs script(1)" end
+    local here = with_letters()
+    local text = on_terminal(here, "replay -b embedded:data orders.dead --yes --rate 5/s")
+    assert.truthy(text:find "\rreplaying %[#+ *%] [1-3]/3  %d+/s\27%[K", text)
+    assert.truthy(text:find("\r\27[Kreplayed 3", 1, true), text)
+    here:settle()
+    text = on_terminal(here, "purge -b embedded:data orders.dead --yes")
+    assert.truthy(text:find "\rremoving %[#+%] 3/3  %d+/s\27%[K\r\27%[K", text)
+    assert.equal(0, #here:letters())
+  end)
+
+  it("is not drawn into a file", function()
+    local here = with_letters()
+    local result = dlq(here, "replay", "orders.dead", "--yes")
+    assert.equal("replayed 3\n", result.stderr)
+  end)
+end)

@@ -167,15 +167,50 @@ describe("completion", function()
     assert.truthy(complete("moonwire groups "):find "ls rm")
     assert.equal("--force\n", complete "moonwire groups rm --fo")
     assert.equal("start end\n", complete "moonwire tail --from ")
+    assert.equal("logfmt json\n", complete "moonwire run --log = ")
+    assert.equal("json\n", complete "moonwire run --log = js")
+    assert.equal("logfmt json\n", complete "moonwire run --log =")
   end)
 
   it("of zsh is a script that zsh takes", function()
     local result = here:run { "completion", "zsh" }
     assert.equal(0, result.code)
     assert.truthy(result.stdout:find "^#compdef moonwire\n")
-    if not process.which "zsh" then return end
+    if not process.which "zsh" then return pending "needs zsh" end
     here:write("_moonwire", result.stdout)
     assert.equal(0, process.run({ "zsh", "-n", here.path .. "/_moonwire" }).code)
+  end)
+
+  -- A zsh on a terminal of its own: types the line and a Tab, and waits for what shall stand there.
+  local function zsh_completes(line, expected)
+    here:write("zshrc", ([=[
+      zmodload zsh/zpty
+      zpty -b z zsh -f -i
+      zpty -w z 'PS1=; unsetopt zle_bracketed_paste 2>/dev/null; TERM=dumb; COLUMNS=200'
+      zpty -w z 'fpath=(%s $fpath); autoload -U compinit; compinit -u -d %s/zcompdump; setopt list_ambiguous'
+      zpty -w z 'path=(%s $path); echo rea""dy'
+      for i in {1..100}; do zpty -r -t z out && [[ $out == *ready* ]] && break; sleep 0.1; done
+      zpty -n -w z $'%s\t'
+      seen=
+      for i in {1..100}; do
+        while zpty -r -t z out; do seen+=$out; done
+        [[ $seen == *'%s'* ]] && break
+        sleep 0.1
+      done
+      zpty -d z
+      print -r -- "$seen"
+    ]=]):format(here.path, here.path, cli.binary:match "^(.*)/", line, expected))
+    local result = process.run { { "zsh", "-f", here.path .. "/zshrc" }, timeout = 30 }
+    assert.matches(expected, result.stdout, 1, true)
+  end
+
+  it("of zsh completes verbs, flags and short ones", function()
+    if not process.which "zsh" then return pending "needs zsh" end
+    here:write("_moonwire", here:run({ "completion", "zsh" }).stdout)
+    zsh_completes("moonwire pub", "moonwire publish")
+    zsh_completes("moonwire dlq replay --dr", "--dry-run")
+    zsh_completes("moonwire tail --from sta", "--from start")
+    zsh_completes("moonwire tail -n 5 --js", "--json")
   end)
 end)
 

@@ -22,17 +22,27 @@ end
 describe("a message", function()
   it("has its fields, made when they are read", function()
     local m = wrap({ a = { b = 1 } }, { key = "k", id = "i", headers = { h = "v" }, priority = 2 })
-    assert.is_nil(rawget(m, "data"))
-    assert.is_nil(rawget(m, "body"))
     assert.equal(1, m.data.a.b)
     assert.equal(m.data, m.data)
-    assert.is_table(rawget(m, "data"))
     assert.same({ "i", "k", 2, "application/json", 3, "in", "orders" },
       { m.id, m.key, m.priority, m.type, m.attempt, m.channel, m.pipeline })
     assert.equal("v", m:header "h")
     assert.is_nil(m:header "H")
     assert.equal('{"a":{"b":1}}', m.body)
     assert.is_nil(wrap("x").key)
+  end)
+
+  it("cannot be changed, also what was read before", function()
+    local m = wrap({ a = 1 }, { id = "i", key = "k" })
+    for _, field in ipairs { "id", "body", "data", "key", "headers", "attempt", "other" } do
+      if field ~= "other" then assert.is_not_nil(m[field]) end
+      refuses(("a message cannot be changed: publish a new one instead of setting %q"):format(field), function()
+        m[field] = "x"
+      end)
+    end
+    assert.equal('{"a":1}', m.body)
+    refuses("msg.get: write msg:get(…), with a colon", function() return m.get("a") end)
+    refuses("msg.header: write msg:header(…), with a colon", function() return m.header("a") end)
   end)
 
   it("keeps what was read when it is settled, and says so about the rest", function()

@@ -93,6 +93,8 @@ describe("policy", function()
     ['retry.backoff must be "exponential", "fixed" or a list such as {1, 2, 4}, got linear'] = { backoff = "linear" },
     ["retry.backoff must list 1 to 32 delays in seconds"] = { backoff = {} },
     ["retry.backoff must list 1 to 32 delays in seconds "] = { backoff = too_long },
+    ["retry.backoff must be a list of delays without holes and names, such as {1, 2, 4}"] = { backoff = { 1, nil, 3 } },
+    ["retry.backoff must be a list of delays without holes and names, such as {1, 2, 4} "] = { backoff = { 1, x = 3 } },
     ["retry.backoff must list seconds, 0 or more; item 2 is 2"] = { backoff = { 1, "2" } },
     ["retry.backoff must list seconds, 0 or more; item 1 is -1"] = { backoff = { -1 } },
     ["retry.backoff must list seconds, 0 or more; item 1 is nan"] = { backoff = { 0 / 0 } },

@@ -59,6 +59,25 @@ describe("a project", function()
     has("moonwire.lua:1: mw.nothing does not exist", check 'local x = require("moonwire").nothing')
   end)
 
+  it("names the nearest for what a connection has not, and wants a pipeline's name first", function()
+    has('moonwire.lua:3: a connection has no "chanel"; did you mean "channel"?', check(HEAD .. 'b:chanel "x"'))
+    has('moonwire.lua:3: mw.pipeline: the name comes first: mw.pipeline "orders" { … }, got a table',
+      check(HEAD .. 'mw.pipeline { from = b:channel "in" }'))
+    has("moonwire.lua: stack overflow", check "local function f() return 1 + f() end f()")
+  end)
+
+  it("does not lose messages, nor send them round", function()
+    local lost = 'moonwire.lua:5: pipeline "p": dead = false would lose messages: leave it out, and they go to '
+      .. "the channel's name + \".dead\""
+    assert.equal(lost, pipeline(OK .. "dead = false"))
+    for _, to in ipairs { '"in"', 'b:channel "in"', '{ "out", "in" }' } do
+      has('forward would send each message back to "in", which it comes from',
+        pipeline('from = b:channel "in", handler = "forward", options = { to = ' .. to .. " }"))
+    end
+    assert.is_true(pipeline [[from = b:channel "in", handler = "forward",
+      options = { to = { "out", mw.connect "memory:other":channel "in" } }]])
+  end)
+
   it("connects to brokers that exist", function()
     local function connect(url) return check(('local mw = require "moonwire"\n\nmw.connect(%s)'):format(url)) end
     has('moonwire.lua:3: mw.connect: unknown broker "memroy:"; did you mean "memory:"?', connect '"memroy:x"')
@@ -187,6 +206,10 @@ describe("a handler", function()
   it("is refused with the place and the reason", function()
     local start = 'moonwire.lua:4: pipeline "p": '
     has(start .. 'module "nowhere" not found: there is no nowhere.lua in the project', inline '"nowhere"')
+    has(start .. 'module "forwad" not found: there is no forwad.lua in the project; did you mean "forward"?',
+      inline '"forwad"')
+    has('there is no handlers/ko.lua in the project; did you mean "handlers.ok"?', inline '"handlers.ko"')
+    assert.is_nil(inline('"handlers.quux"'):find "did you mean")
     has(start .. "handlers/h.lua:2: unexpected symbol", with "local x =\n}")
     has(start .. "handlers/h.lua:1: on purpose", with "error 'on purpose'")
     has(start .. 'handler "handlers.h" must return a table with a function handle, got nothing', with "local x")

@@ -94,6 +94,17 @@ describe("an answer of a handler", function()
     { "a publish that is wrong", "mw.publish('', 'x')", { retried = 1, dead = 1 } },
     { "a publish to a name with a zero byte", "mw.publish('a\\0b', 'x')", { retried = 1, dead = 1 } },
     { "a publish with an empty id", "mw.publish('a', 'x', { id = '' })", { retried = 1, dead = 1 } },
+    { "a publish with a now that is none", "mw.publish('a', 'x', { now = 1 })", { retried = 1, dead = 1 } },
+    { "a publish of a batch that is none", "mw.publish('a', 'x', { of = 5 })", { retried = 1, dead = 1 } },
+    { "a publish of its own message", "mw.publish('a', 'x', { of = msg })", { handled = 1 } },
+    { "a change of the library", "mw.publish = nil", { retried = 1, dead = 1 } },
+    { "an addition to the library", "mw.own = 5", { retried = 1, dead = 1 } },
+    { "a change of a part of it", "mw.log.info = nil", { retried = 1, dead = 1 } },
+    { "a change of mw.http", "mw.http.get = nil", { retried = 1, dead = 1 } },
+    { "a change of a module", "require 'moonwire.json'.decode = nil", { retried = 1, dead = 1 } },
+    { "what is in it", "mw.log.debug 'x' assert(mw.http.get and mw.json.null)", { handled = 1 } },
+    { "code with a world of its own", "local e = {} load('x = 1', 'x', 't', e)() assert(e.x == 1)", { handled = 1 } },
+    { "code with a world that is none", "load('x = 1', 'x', 't', 5)", { retried = 1, dead = 1 } },
     { "an error of two megabytes", "error(('x'):rep(2e6))", { retried = 1, dead = 1 } },
   } do
     it(case[1], function()
@@ -154,6 +165,18 @@ describe("an answer of a batch", function()
   end)
 end)
 
+describe("a key of the pipeline", function()
+  setup(function() C.mw_log_setup(1, 4) end)
+  teardown(function() C.mw_log_setup(1, 1) end)
+
+  it("is no table: no two of them are the same, and the order would be lost", function()
+    for _, key in ipairs { "function() return {} end", "function() return print end", '"n"' } do
+      local s = run("function() end", "key = " .. key .. ",", { { n = { 1 } } })
+      assert.same({ 0, 1 }, { s.handled, s.dead })
+    end
+  end)
+end)
+
 describe("dedupe", function()
   setup(function() C.mw_log_setup(1, 4) end)
   teardown(function() C.mw_log_setup(1, 1) end)
@@ -161,6 +184,13 @@ describe("dedupe", function()
   it("skips what was handled, by the key", function()
     local s = run("function() end", 'dedupe = { key = "n" },', { { n = 1 }, { n = 2 }, { n = 1 } })
     assert.same(counts { handled = 2, deduped = 1 }, brief(s))
+  end)
+
+  it("takes no table for a key: no two of them are the same", function()
+    local s = run("function() end", "dedupe = { key = function() return {} end },", { "x" })
+    assert.same(counts { dead = 1 }, brief(s))
+    s = run("function() end", 'dedupe = { key = "n" },', { { n = { 1 } } })
+    assert.same(counts { dead = 1 }, brief(s))
   end)
 
   it("takes messages without a key for different ones, null too", function()

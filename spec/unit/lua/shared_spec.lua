@@ -79,9 +79,11 @@ describe("mw.metrics", function()
       refuses("is not a label: letters, digits and _", metrics.count, "spec_a", 1, { [label] = 1 })
     end
     refuses('"1" is not a label', metrics.gauge, "spec_a", 1, { "x" })
-    for _, by in ipairs { -1, 0 / 0, math.huge, "1" } do
-      refuses("mw.metrics.count: a counter only grows", metrics.count, "spec_a", by)
+    for _, by in ipairs { -1, 0 / 0, math.huge } do
+      refuses("mw.metrics.count: a counter only grows, by a number of 0 or more", metrics.count, "spec_a", by)
     end
+    refuses("mw.metrics.count: it is told a number to add, got a string", metrics.count, "spec_a", "1")
+    refuses("mw.metrics: label a must be a text or a number, got a table", metrics.count, "spec_a", 1, { a = {} })
     refuses("mw.metrics.gauge: the value must be a number", metrics.gauge, "spec_a", "1")
     refuses("mw.metrics.gauge: the value must be a number", metrics.gauge, "spec_a")
   end)

@@ -1,4 +1,5 @@
---- The files of a new project, as `moonwire new` writes them; NAME stands for the project's name.
+--- The files of a new project, as `moonwire new` writes them; NAME stands for the project's name, and
+--- ANNOTATIONS for the folders where LuaLS finds what the library has.
 return {
   { "moonwire.lua", [[
 -- What runs: connections and pipelines. `moonwire check` tells what is wrong with it.
@@ -69,6 +70,13 @@ end)
   { ".env.example", [[
 # Settings of this machine: copy to .env. The commands read it in this folder; what the environment says wins.
 BROKER_URL=embedded:data
+]] },
+  { ".luarc.json", [[
+{
+  "runtime.version": "LuaJIT",
+  "workspace.library": ANNOTATIONS,
+  "workspace.checkThirdParty": false
+}
 ]] },
   { ".gitignore", [[
 /data/

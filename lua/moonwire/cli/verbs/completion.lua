@@ -39,6 +39,8 @@ local BASH = [=[
 # bash completion for moonwire:  . <(moonwire completion bash)
 _moonwire() {
   local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb=${COMP_WORDS[1]} words=
+  # --log=json comes as three words
+  if [[ $word == = ]]; then word=; elif [[ $before == = ]]; then before=${COMP_WORDS[COMP_CWORD-2]}; fi
   case $verb in @GROUPS@) [[ $COMP_CWORD -gt 2 ]] && verb="$verb ${COMP_WORDS[2]}" ;; esac
   COMPREPLY=()
   if [[ $COMP_CWORD -eq 1 ]]; then
@@ -76,7 +78,8 @@ local function bash()
     for _, flag in ipairs(flags_of(verb)) do
       if flag.of then
         local words = table.concat(flag.of, " ")
-        choices[#choices + 1] = ('      "%s --%s") words="%s" ;;'):format(verb.name, flag[1], words)
+        local short = flag.short and (' | "%s -%s"'):format(verb.name, flag.short) or ""
+        choices[#choices + 1] = ('      "%s --%s"%s) words="%s" ;;'):format(verb.name, flag[1], short, words)
       end
     end
     flags[#flags + 1] = ('        "%s") words="%s" ;;'):format(verb.name, bash_words(verb))
@@ -128,12 +131,16 @@ end
 local function zsh_flags(verb)
   local specs = {}
   for _, flag in ipairs(flags_of(verb)) do
-    local value = ""
+    local value, long, short = "", "--" .. flag[1], flag.short and "-" .. flag.short
     if flag[2] then
-      value = (":%s:%s"):format(flag[2], flag.of and "(" .. table.concat(flag.of, " ") .. ")" or "_files")
+      local action = flag.of and "(" .. table.concat(flag.of, " ") .. ")" or "_files"
+      value = (":%s:%s"):format(zsh_quote(flag[2]), action)
+      long, short = long .. "=", short and short .. "+"
     end
-    local many = flag.many and "*" or ""
-    specs[#specs + 1] = ("'%s--%s[%s]%s'"):format(many, flag[1], zsh_quote(flag[3]), value)
+    local text = ("[%s]%s"):format(zsh_quote(flag[3]), value)
+    local once = flag.many and "*" or short and ("(-%s --%s)"):format(flag.short, flag[1]) or ""
+    specs[#specs + 1] = short and ("'%s'{%s,%s}'%s'"):format(once, short, long, text)
+      or ("'%s%s%s'"):format(once, long, text)
   end
   local words = verb.words and "'1:word:(" .. table.concat(verb.words(), " ") .. ")'" or "'*:file:_files'"
   specs[#specs + 1] = words

@@ -1,5 +1,6 @@
 --- moonwire new: makes a project that runs, passes its specs, and can be changed from there.
 local fail = require "moonwire.cli.fail"
+local json = require "moonwire.json"
 local out = require "moonwire.cli.out"
 local posix = require "moonwire.cli.posix"
 
@@ -33,12 +34,30 @@ local function write(path, text)
   if not ok then fail.raise(fail.FAILED, "cannot write %s: %s", path, why) end
 end
 
+local META = "/lua/moonwire/meta"
+
+--- Where editors find the library's annotations: beside this binary, installed or just built, and in the usual places.
+local function annotations()
+  local bin = assert(posix.realpath "/proc/self/exe"):match "^(.*)/[^/]*$"
+  local list = json.array()
+  for _, dir in ipairs { bin .. "/../share/moonwire", bin .. "/.." } do
+    local found = posix.realpath(dir .. META)
+    if found then list[#list + 1] = found end
+  end
+  for _, prefix in ipairs { "/usr/local", "/usr" } do
+    local usual = prefix .. "/share/moonwire" .. META
+    if list[1] ~= usual then list[#list + 1] = usual end
+  end
+  return json.encode(list)
+end
+
 local function run(values)
   local files = require "moonwire.cli.project.scaffold"
   local name, dir = where(values)
   refuse_to_overwrite(dir, files)
   for _, file in ipairs(files) do
-    write(dir .. "/" .. file[1], (file[2]:gsub("%f[%w]NAME%f[%W]", name)))
+    local text = file[2]:gsub("%f[%w]ANNOTATIONS%f[%W]", annotations)
+    write(dir .. "/" .. file[1], (text:gsub("%f[%w]NAME%f[%W]", name)))
     out.line(dir .. "/" .. file[1])
   end
   out.note("\nNext:\n  cd %s\n  cp .env.example .env\n  moonwire check && moonwire test\n  moonwire run", dir)

@@ -7,6 +7,7 @@ local schema = require "moonwire.schema"
 
 local M = {}
 
+local READY_MADE = { "forward", "log", "webhook" } -- the files of handlers/
 local FIELDS = { "handle", "handle_batch", "schema", "name", "description" }
 local KNOWN = {}
 for _, name in ipairs(FIELDS) do KNOWN[name] = true end
@@ -21,13 +22,27 @@ local function ready_made(project, name)
   return chunk()
 end
 
+--- What may be meant by a name that is none: a file of the folder, or a ready-made handler.
+local function nearest_to(project, name)
+  local folder, last = name:match "^([%w_%-.]-)([%w_%-]+)$"
+  if not last then return "" end
+  local names = folder == "" and { unpack(READY_MADE) } or {}
+  for _, file in ipairs(core.files(project.dir .. "/" .. folder:gsub("%.", "/"))) do
+    local module = file:match "^([%w_%-]+)%.lua$"
+    if module and folder .. module ~= "moonwire" then names[#names + 1] = module end
+  end
+  local near = nearest(last, names)
+  return near and ("; did you mean %q?"):format(folder .. near) or ""
+end
+
 local function find(project, name)
-  if not project.sandbox.find(name) then
+  local missing = not project.sandbox.find(name)
+  if missing then
     local module, err = ready_made(project, name)
     if module or err then return module, err end
   end
   local module, err = project.sandbox.require(name)
-  if module == nil then return nil, err end
+  if module == nil then return nil, err .. (missing and nearest_to(project, name) or "") end
   return module
 end
 

@@ -29,12 +29,23 @@ local BUILT_IN = {
   outage = { pause = 5, cap = 60, jitter = 0.2 },
 }
 
+-- Is it a list, with nothing beside it and no hole in it?
+local function is_list(t)
+  local count = 0
+  for _ in pairs(t) do count = count + 1 end
+  for i = 1, count do
+    if t[i] == nil then return false end
+  end
+  return true
+end
+
 local function check_backoff(b, where, problems, prefix)
   local line = fields.line_of(where.source, where.line, "backoff")
   local function problem(text)
     problems[#problems + 1] = ("%s:%d: %s: %s.backoff %s"):format(where.file, line, where.what, prefix, text)
   end
   if type(b) == "table" then
+    if not is_list(b) then return problem "must be a list of delays without holes and names, such as {1, 2, 4}" end
     if #b == 0 or #b > 32 then return problem "must list 1 to 32 delays in seconds" end
     for i = 1, #b do
       if type(b[i]) ~= "number" or not (b[i] >= 0 and b[i] <= fields.SECONDS_MOST) then
@@ -56,7 +67,7 @@ local function check_topics(topics, where, problems, prefix)
     problems[#problems + 1] = ("%s:%d: %s: %s.topics %s"):format(where.file,
       fields.line_of(where.source, where.line, "topics"), where.what, prefix, text)
   end
-  local good = #topics > 0 and #topics <= TIERS
+  local good = is_list(topics) and #topics > 0 and #topics <= TIERS
   for i = 1, #topics do
     local s = topics[i]
     good = good and type(s) == "number" and s >= 0.001 and s <= 31536000

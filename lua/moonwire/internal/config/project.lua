@@ -11,6 +11,7 @@ local ffi = require "ffi"
 local handler = require "moonwire.internal.config.handler"
 local nearest = require "moonwire.internal.nearest"
 local policy = require "moonwire.internal.config.policy"
+local sealed = require "moonwire.internal.sealed"
 local sandbox = require "moonwire.internal.config.sandbox"
 local token = require "moonwire.internal.token"
 local topology = require "moonwire.internal.config.topology"
@@ -87,6 +88,12 @@ end
 
 local Connection, Channel = {}, {}
 Connection.__index, Channel.__index = Connection, Channel
+
+-- A misspelt method is nil otherwise, and calling it says nothing about the right one.
+setmetatable(Connection, { __index = function(_, name)
+  local near = type(name) == "string" and nearest(name, { "channel", "exchange", "topology" })
+  if near then error(("a connection has no %q; did you mean %q?"):format(name, near), 2) end
+end })
 
 ---@class moonwire.Channel
 ---@field name string
@@ -271,20 +278,30 @@ local function check_start(self, p, start)
       near and ("; did you mean %q?"):format(near) or ""))
 end
 
+--- The ready-made handler `forward`, back to where the message came from: it would go round for ever.
+local function check_forward(self, p, s, from)
+  local to = s.handler == "forward" and type(s.options) == "table" and s.options.to
+  for _, target in ipairs(type(to) == "table" and not is_channel(to) and to or { to }) do
+    local name = is_channel(target) and target.connection.link == from.connection.link and target.name or target
+    if name == from.name then
+      complain(self, p, "options", ("forward would send each message back to %q, which it comes from"):format(name))
+    end
+  end
+end
+
 --- Everything about one pipeline, checked; nil when it cannot be built.
 local function settle_pipeline(self, p)
   local s = fields.check(p.given, PIPELINE, p.where, self.problems)
   if s.from == nil or s.handler == nil then return end
   local from = channel_or_name(self, p, "from", s.from)
   local dead
-  if s.dead ~= nil then
-    dead = channel_or_name(self, p, "dead", s.dead, from)
-  elseif from then
-    dead = setmetatable({ name = from.name .. ".dead", connection = from.connection }, Channel)
-  end
   if s.dead == false then
     complain(self, p, "dead",
       "dead = false would lose messages: leave it out, and they go to the channel's name + \".dead\"")
+  elseif s.dead ~= nil then
+    dead = channel_or_name(self, p, "dead", s.dead, from)
+  elseif from then
+    dead = setmetatable({ name = from.name .. ".dead", connection = from.connection }, Channel)
   end
   local loaded, err = handler.load(self, s.handler, s.options)
   if not loaded then complain(self, p, "handler", err) end
@@ -297,6 +314,7 @@ local function settle_pipeline(self, p)
   if s.batch and loaded and not loaded.handle_batch then
     complain(self, p, "batch", "batch needs a handler with handle_batch(messages)")
   end
+  if from then check_forward(self, p, s, from) end
   if not (from and dead and loaded) then return end
   if from.name == dead.name and from.connection == dead.connection then
     complain(self, p, "dead", "dead letters would go back into the channel they came from")
@@ -360,6 +378,9 @@ local function api(self)
     return connection
   end
   mw.pipeline = function(name)
+    if type(name) ~= "string" then
+      error(('mw.pipeline: the name comes first: mw.pipeline "orders" { … }, got a %s'):format(type(name)), 2)
+    end
     local begun = { name = name, where = position(self, "mw.pipeline") }
     self.begun[begun] = true
     return function(settings)
@@ -372,7 +393,7 @@ local function api(self)
     self.settings = fields.check(settings, SETTINGS, position(self, "settings"), self.problems)
     C.mw_vm_read_memory(wait.vm, fields.bytes(self.settings.memory)) -- it holds for the rest of the file too
   end
-  return mw
+  return sealed.library(mw)
 end
 
 local function run_main(self)
@@ -411,6 +432,7 @@ function M.read(dir, options)
     local private = name:match "^moonwire%.internal" or name:match "^moonwire%.cli" or name:match "%.core$"
     if name:match "^moonwire%." and not private then
       local ok, module = pcall(require, name)
+      if ok and type(module) == "table" then return sealed.seal(name, module) end
       return ok and module or nil
     end
   end, options.files)

@@ -99,7 +99,9 @@ end
 --- The text of what a file raised while it was loaded; an error object may say nothing by itself.
 ---@return string
 function M.raised(err, file)
-  if type(err) == "string" then return err end
+  if type(err) == "string" then -- a stack overflow has no line
+    return err:find "^[^\n]-:%d+: " and err or ("%s: %s"):format(file, err)
+  end
   if fault.is(err) then return ("%s: %s"):format(file, err.text) end
   local own = type(err) == "table" and getmetatable(err)
   if type(own) == "table" and own.__tostring then return ("%s: %s"):format(file, fault.text(err)) end
@@ -186,9 +188,15 @@ function M.new(dir, builtin, texts)
     if module == nil then error(err, 2) end
     return module
   end
-  local function load_text(text, chunkname)
+  local function load_text(text, chunkname, mode, env)
     if type(text) ~= "string" then return nil, "expected source text" end
-    return self.compile(text, chunkname or "chunk")
+    if mode == "b" then return nil, "only source text is loaded, no bytecode" end
+    if env ~= nil and type(env) ~= "table" then
+      error("load: the environment must be a table, got a " .. type(env), 2)
+    end
+    local chunk, err = self.compile(text, chunkname or "chunk")
+    if not chunk then return nil, err end
+    return env and setfenv(chunk, env) or chunk
   end
   world.load, world.loadstring = load_text, load_text
   world.collectgarbage = function(what)
