@@ -47,8 +47,6 @@ uint32_t mw_delivery_attempt(const struct mw_delivery *d);
 struct mw_message *mw_delivery_message(const struct mw_delivery *d);
 void mw_delivery_parts(const struct mw_delivery *d, mw_parts *out); /* of its message */
 void mw_delivery_known(const struct mw_delivery *d, mw_parts *out); /* likewise, see mw_message_known */
-int mw_delivery_publish(struct mw_delivery *d, struct mw_link *l, const char *channel, struct mw_message *m,
-                        int64_t delay_ms);
 void mw_vm_claim(struct mw_vm *vm, struct mw_delivery *d, const char *key, size_t len, double waiter);
 
 /* ---- messages ---- */
@@ -70,6 +68,8 @@ void mw_message_parts(const struct mw_message *m, mw_parts *out);
 void mw_message_known(const struct mw_message *m, mw_parts *out);     /* body, key and time at least */
 struct mw_message *mw_message_make(const mw_parts *p, mw_failure *e); /* checked; NULL: e says why */
 /* A message of these parts, but with this body, that goes out with the delivery's ack. -1: e says why. */
+int mw_delivery_attach(struct mw_delivery *d, struct mw_link *l, const char *channel, struct mw_message *m,
+                       int64_t delay_ms, mw_failure *e);
 int mw_delivery_send(struct mw_delivery *d, struct mw_link *l, const char *channel, const mw_parts *p,
                      const char *body, size_t len, int64_t delay_ms, mw_failure *e);
 struct mw_message *mw_message_ref(struct mw_message *m);

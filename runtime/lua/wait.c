@@ -377,6 +377,11 @@ mw_message *mw_message_make(const mw_parts *p, mw_failure *e) {
     return mw_message_check(p, (mw_error *)e) ? NULL : mw_message_new(p);
 }
 
+int mw_delivery_attach(mw_delivery *d, mw_link *l, const char *channel, mw_message *m, int64_t delay_ms,
+                       mw_failure *e) {
+    return mw_delivery_publish(d, l, channel, m, delay_ms, (mw_error *)e);
+}
+
 int mw_delivery_send(mw_delivery *d, mw_link *l, const char *channel, const mw_parts *p, const char *body,
                      size_t len, int64_t delay_ms, mw_failure *e) {
     mw_parts whole = *p;
@@ -384,9 +389,9 @@ int mw_delivery_send(mw_delivery *d, mw_link *l, const char *channel, const mw_p
     whole.body_len = len;
     mw_message *m = mw_message_make(&whole, e);
     if (!m) return -1;
-    mw_delivery_publish(d, l, channel, m, delay_ms);
+    int rc = mw_delivery_publish(d, l, channel, m, delay_ms, (mw_error *)e);
     mw_message_unref(m);
-    return 0;
+    return rc;
 }
 
 _Static_assert(sizeof(mw_failure) == sizeof(mw_error), "ffi_api.h mirrors error.h");

@@ -55,6 +55,7 @@ struct mw_delivery {
     uint32_t *running;        /* its count */
     mw_outgoing *outgoing, **outgoing_tail;
     uint32_t outgoing_count, confirms_left;
+    size_t outgoing_bytes;
     mw_publication *publications; /* for an atomic settlement; lives until it is settled */
     mw_link *dedupe;              /* where its claim stands */
     char *dedupe_key;
@@ -198,6 +199,7 @@ void mw_settle_ack(
 void mw_settle_retry(mw_delivery *d, int64_t delay_ms, bool counted, mw_text *error);
 void mw_settle_simple(mw_delivery *d, mw_settle_op op); /* PARK, RELEASE */
 void mw_settle_withdraw(mw_pipeline *p); /* verdicts on what was fenced that no driver has been given yet */
+void mw_outgoing_add(mw_delivery *d, mw_link *link, const char *channel, mw_message *m, int64_t delay_ms);
 void mw_outgoing_discard(mw_delivery *d);
 void mw_outgoing_check(mw_pipeline *p); /* may handlers begin again? */
 

@@ -104,8 +104,9 @@ void mw_delivery_drop(mw_delivery *d, const char *reason, size_t reason_len);
 void mw_delivery_duplicate(mw_delivery *d); /* seen before: settled without handling */
 void mw_delivery_busy(mw_delivery *d); /* a twin is being handled: looked at again soon, no attempt counted */
 
-/* [lua] What the handler publishes: kept with the delivery until its ack, discarded on any other verdict. */
-int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_message *m, int64_t delay_ms);
+/* What the handler publishes: kept with the delivery until its ack, discarded on any other verdict. */
+int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_message *m, int64_t delay_ms,
+                        mw_error *e);
 
 /* [lua] Dedupe: answers through `answer` later. The key is remembered and marked done with the ack. */
 void mw_delivery_claim(mw_delivery *d, const char *key, size_t len, mw_claimant *c);

@@ -9,6 +9,7 @@
 #include "pipeline/defs.h"
 
 enum { TRY_AGAIN_MS = 100, TRY_AGAIN_CAP_MS = 5000 };
+static const size_t RUN_MOST = (size_t)64 << 20; /* bytes that one run may publish, at least */
 
 /* ---- the batch ---- */
 
@@ -233,7 +234,7 @@ void mw_outgoing_check(mw_pipeline *p) {
     if (!p->draining) mw_pipeline_wake(p);
 }
 
-int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_message *m, int64_t delay_ms) {
+void mw_outgoing_add(mw_delivery *d, mw_link *link, const char *channel, mw_message *m, int64_t delay_ms) {
     size_t n = strlen(channel) + 1;
     mw_outgoing *o = malloc(sizeof *o + n);
     if (!o) abort();
@@ -243,7 +244,22 @@ int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_m
     *d->outgoing_tail = o;
     d->outgoing_tail = &o->next;
     d->outgoing_count++;
+    d->outgoing_bytes += mw_message_size(m);
     count_outgoing(d->pipeline, mw_message_size(m));
+}
+
+/* Until the ack all of it is in memory, and a handler may run for long. */
+int mw_delivery_publish(mw_delivery *d, mw_link *link, const char *channel, mw_message *m, int64_t delay_ms,
+                        mw_error *e) {
+    size_t most = d->pipeline->spec.buffer_bytes;
+    if (most < RUN_MOST) most = RUN_MOST;
+    if (d->outgoing && d->outgoing_bytes + mw_message_size(m) > most)
+        return mw_fail(
+            e, MW_EFULL, false,
+            "this run has published %zu bytes, and %zu may wait for its ack: publish with now = true, or "
+            "raise buffer.bytes",
+            d->outgoing_bytes, most);
+    mw_outgoing_add(d, link, channel, m, delay_ms);
     return 0;
 }
 
@@ -260,6 +276,7 @@ void mw_outgoing_discard(mw_delivery *d) {
     d->publications = NULL;
     d->outgoing = NULL;
     d->outgoing_count = 0;
+    d->outgoing_bytes = 0;
     mw_outgoing_check(p);
 }
 

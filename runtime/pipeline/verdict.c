@@ -89,7 +89,7 @@ void mw_verdict_dead(mw_delivery *d, const char *class_name, const char *reason,
     p->tally->counters.dead++;
     mw_outgoing_discard(d);
     mw_message *letter = mw_dead_letter(d, class_name, reason, reason_len);
-    mw_delivery_publish(d, p->spec.dead, p->spec.dead_channel, letter, 0);
+    mw_outgoing_add(d, p->spec.dead, p->spec.dead_channel, letter, 0);
     mw_message_unref(letter);
     d->dead_letter = true;
     if (d->lane_key && p->spec.on_dead != MW_DEAD_CONTINUE) {
@@ -132,7 +132,7 @@ static void retry_elsewhere(mw_delivery *d, const mw_policy *policy, const char 
     mw_tier_channel(channel, p->spec.channel, delay);
     log_retry(MW_WARN, d, class_name, delay, error);
     mw_message *copy = mw_tier_copy(d, delay);
-    mw_delivery_publish(d, p->spec.from, channel, copy, 0);
+    mw_outgoing_add(d, p->spec.from, channel, copy, 0);
     mw_message_unref(copy);
     d->dead_letter =
         true; /* like one: it waits until that channel has it, and counts as no publish of a handler */

@@ -528,6 +528,20 @@ case("bounded-bytes", "buffer.bytes bounds large messages", function(h)
   h:wait_settled()
 end)
 
+case("bounded-publish", "one run of a handler cannot publish more than memory holds", function(h)
+  h:start { settings = "retry = { attempts = 1 },", handler = [[
+    function M.handle(msg)
+      if msg.id == "flood" then for _ = 1, 1000 do mw.publish("out", ("x"):rep(1e6)) end end
+      trace("done", msg)
+    end]] }
+  h:publish { { "x", id = "flood" }, { "x", id = "next" } }
+  h:wait(function() return #h:dead() == 1 end, 20, "the dead letter")
+  h:wait_settled()
+  assert.same({ "next" }, ids(h.trace:of "done"))
+  assert.matches("may wait for its ack: publish with now = true", h:dead()[1].headers["mw-dead-last-error"])
+  assert.equal(0, #h:messages "out")
+end)
+
 --- Publishing --------------------------------------------------------------------------------------------------------
 
 case("publish", "what a handler publishes arrives with its ack, and not when it fails", function(h)

@@ -372,7 +372,7 @@ static mw_message *make_message(const char *body) {
 
 static void publish(mw_delivery *d, mw_link *link, const char *channel) {
     mw_message *m = make_message("out");
-    mw_delivery_publish(d, link, channel, m, 0);
+    mw_delivery_publish(d, link, channel, m, 0, NULL);
     mw_message_unref(m);
 }
 
@@ -1711,7 +1711,7 @@ static void buffer_handled_publishes(void) {
     mw_delivery *d = take(1);
     mw_parts parts = {.body = "x", .body_len = 1, .priority = MW_PRIORITY_DEFAULT};
     mw_message *m = mw_message_new(&parts);
-    mw_delivery_publish(d, from, "out", m, 0);
+    mw_delivery_publish(d, from, "out", m, 0, NULL);
     mw_message_unref(m);
     mw_delivery_ack(d);
     EQUAL(0, mw_core_host.room(fake.source, &bytes));

@@ -160,8 +160,9 @@ local function attach(delivery, link, channel, body, options)
   if options.headers then
     local m, err = M.message(body, options)
     if not m then return nil, err end
-    C.mw_delivery_publish(delivery, link, channel, m, milliseconds(options.delay))
+    local rc = C.mw_delivery_attach(delivery, link, channel, m, milliseconds(options.delay), failure)
     C.mw_message_unref(m)
+    if rc ~= 0 then return nil, ffi.string(failure.text) end
     return true
   end
   local ok, err = prepare(body, options)
