@@ -122,6 +122,7 @@ static void on_period(int n) {
     int kept = errno;
     watch.now = mono_ms();
     mw_slice_ended = true;
+    if (watch.vm) mw_log_flush_signal(); /* the loop cannot: a handler may compute on, or kill us */
     mw_delivery *d = watch.current;
     if (d && watch.now >= watch.deadline) {
         mw_delivery_set_late(d);
