@@ -168,3 +168,52 @@ describe("TERM", function()
     assert(child:stderr():find("msg=draining", 1, true), child:stderr())
   end)
 end)
+
+describe("a reload that changes how a pipeline reads", function()
+  local supervised = require "spec.support.supervised"
+  local late = supervised.late
+  teardown(function() process.cleanup() end)
+
+  local MORE = [[mw.pipeline "q" { from = broker:channel "other", handler = function() end }]]
+
+  local function setting(s, text)
+    require "spec.support.project".make(s.dir, { settings = text, more = MORE, handler = s.given.handler }, s.trace.path)
+  end
+
+  local function all_handled(s, count)
+    clock.until_(function() return s.trace:count "done" >= count end, 20 * late, count .. " to be handled")
+    local seen = {}
+    for _, line in ipairs(s.trace:of "done") do
+      assert.is_nil(seen[line.id], line.id .. " was handled twice")
+      seen[line.id] = true
+    end
+  end
+
+  for _, workers in ipairs { 0, 2 } do
+    it("drains it, then starts it, and leaves the others alone; workers: " .. workers, function()
+      local s = supervised.scene { flags = { "--workers", tostring(workers) }, settings = 'order = "none",', more = MORE,
+        handler = [[function M.handle(msg) trace("begin", msg) mw.sleep(0.5) trace("done", msg) end]] }
+      s:start()
+      s:see(workers == 0 and "msg=started" or "all workers started")
+      local total = 0
+      for i, change in ipairs { 'order = "source",', 'order = "key",', 'order = "key", key = "k",', 'order = "none",' } do
+        local list = {}
+        for k = 1, 4 do list[k] = { id = ("m%d-%d"):format(i, k), key = "k" .. k } end
+        s:publish(list)
+        clock.until_(function() return s.trace:count "begin" > total end, 15 * late, "one to begin")
+        setting(s, change)
+        local done = s:ask "reload"
+        assert.equal(0, done.code, change .. ": " .. done.stderr .. s.child:stderr())
+        assert(done.stdout:find "1 kept, 1 started, 1 draining", done.stdout)
+        total = total + 4
+        all_handled(s, total)
+      end
+      clock.until_(function()
+        local since = s.child:stderr():match "msg=reloaded generation=5.*"
+        return select(2, since:gsub('msg="pipeline started" pipeline=p', "")) == math.max(1, workers)
+      end, 15 * late, "all to start")
+      assert.equal(0, s:count "refused", s.child:stderr())
+      assert.equal(0, (s.child:stop(20)), s.child:stderr())
+    end)
+  end
+end)
