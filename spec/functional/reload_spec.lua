@@ -144,6 +144,42 @@ describe("run --watch", function()
     assert.is_nil(child:stderr():match "msg=reloaded[^\n]*generation=5")
     assert.equal(0, (child:stop(15)))
   end)
+
+  it("sees folders that are moved into each other's place, and those behind links; its own data is no change", function()
+    local dir, elsewhere = process.tmpdir(), process.tmpdir()
+    local function write(path, text)
+      local file = assert(io.open(path, "wb"))
+      file:write(text)
+      file:close()
+    end
+    local function sh(text) assert.equal(0, process.run({ { "sh", "-ec", text }, cwd = dir }).code, text) end
+    sh "mkdir handlers handlers.new"
+    sh("ln -s " .. elsewhere .. " lib && ln -s . again")
+    write(dir .. "/moonwire.lua", (MAIN:gsub('"handler"', '"handlers.h"')))
+    write(dir .. "/handlers/h.lua", HANDLER:format "first")
+    write(dir .. "/handlers.new/h.lua", HANDLER:format "second")
+    local child = process.spawn { { binary, "run", "--watch", dir }, env = { BROKER_URL = false } }
+    local function see(pattern)
+      return clock.until_(function() return child:stderr():match(pattern) end, 15, pattern)
+    end
+    see "msg=started"
+    clock.sleep(1)
+    assert.is_nil(child:stderr():match "files changed", "it has changed nothing but its data")
+    sh "mv handlers handlers.old; mv handlers.new handlers"
+    see "msg=reloaded[^\n]*generation=2"
+    clock.sleep(0.3) -- one more, should the two have been seen apart
+    local function generation() return tonumber(child:stderr():match ".*msg=reloaded[^\n]*generation=(%d+)") end
+    local before = generation()
+    write(dir .. "/handlers/h.lua", HANDLER:format "third")
+    clock.until_(function() return generation() > before end, 15, "what is in the moved folder to be seen")
+    before = generation()
+    write(elsewhere .. "/x.lua", "return 1")
+    clock.until_(function() return generation() > before end, 15, "what is behind a link to be seen")
+    before = generation()
+    sh("mkdir further && echo 'return 1' > further/y.lua && ln -s further linked")
+    clock.until_(function() return generation() > before end, 15, "a new folder to be seen")
+    assert.equal(0, (child:stop(15)))
+  end)
 end)
 
 describe("TERM", function()
