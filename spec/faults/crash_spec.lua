@@ -105,8 +105,8 @@ describe("a message that kills its worker", function()
     check(s, b, 2)
   end)
 
-  -- Two of them: while the letter of the first is on its way, the second kills the worker. What is known of the first must
-  -- outlive that, or it would be tried all over again. They compute, so nothing ends them but the signal.
+  -- Two of them: while the letter of the first is on its way, the second kills the worker. What is known of the first
+  -- must outlive that, or it would be tried all over again. They compute, so nothing ends them but the signal.
   it("is one of two that compute: each kills as often as it may, and no more", function()
     local s = supervised.scene {
       flags = { "--workers", "1" }, settings = "timeout = 60, retry = { attempts = 1 },", env = { ASAN_OPTIONS = asan },

@@ -145,7 +145,7 @@ describe("run --watch", function()
     assert.equal(0, (child:stop(15)))
   end)
 
-  it("sees folders that are moved into each other's place, and those behind links; its own data is no change", function()
+  it("sees folders that are moved into each other's place, and those behind links, but not its own data", function()
     local dir, elsewhere = process.tmpdir(), process.tmpdir()
     local function write(path, text)
       local file = assert(io.open(path, "wb"))
@@ -213,7 +213,8 @@ describe("a reload that changes how a pipeline reads", function()
   local MORE = [[mw.pipeline "q" { from = broker:channel "other", handler = function() end }]]
 
   local function setting(s, text)
-    require "spec.support.project".make(s.dir, { settings = text, more = MORE, handler = s.given.handler }, s.trace.path)
+    local given = { settings = text, more = MORE, handler = s.given.handler }
+    require "spec.support.project".make(s.dir, given, s.trace.path)
   end
 
   local function all_handled(s, count)
@@ -227,12 +228,14 @@ describe("a reload that changes how a pipeline reads", function()
 
   for _, workers in ipairs { 0, 2 } do
     it("drains it, then starts it, and leaves the others alone; workers: " .. workers, function()
-      local s = supervised.scene { flags = { "--workers", tostring(workers) }, settings = 'order = "none",', more = MORE,
+      local s = supervised.scene {
+        flags = { "--workers", tostring(workers) }, settings = 'order = "none",', more = MORE,
         handler = [[function M.handle(msg) trace("begin", msg) mw.sleep(0.5) trace("done", msg) end]] }
       s:start()
       s:see(workers == 0 and "msg=started" or "all workers started")
       local total = 0
-      for i, change in ipairs { 'order = "source",', 'order = "key",', 'order = "key", key = "k",', 'order = "none",' } do
+      local changes = { 'order = "source",', 'order = "key",', 'order = "key", key = "k",', 'order = "none",' }
+      for i, change in ipairs(changes) do
         local list = {}
         for k = 1, 4 do list[k] = { id = ("m%d-%d"):format(i, k), key = "k" .. k } end
         s:publish(list)

@@ -152,9 +152,9 @@ function M.register()
   if not ok then return end
   for _, name in ipairs(NAMES) do
     luassert:register("assertion", name, function(state, arguments)
-      local ok, good, text = pcall(M[name], unpack(arguments, 1, arguments.n))
+      local asked, good, text = pcall(M[name], unpack(arguments, 1, arguments.n))
       arguments.nofmt = { true, true, true, true } -- nobody wants to see a whole app
-      if not ok then -- a pipeline that does not exist, say: it fails, however it was asked, at the spec's line
+      if not asked then -- a pipeline that does not exist, say: it fails, however it was asked, at the spec's line
         rawset(state, "failure_message", (tostring(good):gsub("^%S+:%d+: ", "")))
         return not state.mod
       end

@@ -29,7 +29,9 @@ local function busy()
   return C.mw_vm_pending(wait.vm) or C.mw_http_fake_pending() or C.mw_redis_fake_pending()
 end
 
-local function span(seconds) return seconds < 86400 and ("%g s"):format(seconds) or ("%g days"):format(seconds / 86400) end
+local function span(seconds)
+  return seconds < 86400 and ("%g s"):format(seconds) or ("%g days"):format(seconds / 86400)
+end
 
 local function text_of(what) return type(what) == "function" and what() or what end
 
