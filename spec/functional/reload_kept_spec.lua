@@ -132,7 +132,8 @@ describe("code that is current", function()
     local at = process.tmpdir()
     local function sh(text) assert.equal(0, process.run({ { "sh", "-ec", text }, cwd = at }).code, text) end
     s = supervised.scene { flags = { "--workers", "1" }, handler = says "old" }
-    sh(("mkdir releases && cp -r %s releases/1 && cp -r releases/1 releases/2 && ln -s releases/1 current"):format(s.dir))
+    sh("mkdir releases && cp -r " .. s.dir .. " releases/1")
+    sh "cp -r releases/1 releases/2 && ln -s releases/1 current"
     project.write(at .. "/releases/2/handlers/p.lua", project.handler(says "new"))
     s.dir = at .. "/current"
     s:start()
