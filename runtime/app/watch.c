@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/buf.h"
@@ -51,23 +52,56 @@ is_store(const char *path) { /* its files change all the time, and none of them 
     return access(file, F_OK) == 0;
 }
 
-/* A folder that cannot be watched (gone again, no permission) is passed by: the others still count. */
-static void add_folder(mw_watch *w, const char *path, int depth) {
-    if (depth > DEEPEST || is_store(path)) return;
+static folder *folder_at(const mw_watch *w, size_t i) { return &((folder *)(void *)w->folders.data)[i]; }
+static size_t folder_count(const mw_watch *w) { return w->folders.len / sizeof(folder); }
+
+/* inotify knows a folder by what it is, not by its name: one that was moved keeps its id, and has another
+ * path now. One that is reached twice, through a link, is watched once. */
+static bool is_known(mw_watch *w, int id, const char *path) {
+    for (size_t i = 0; i < folder_count(w); i++) {
+        folder *f = folder_at(w, i);
+        if (f->id != id) continue;
+        struct stat was, is;
+        bool moved =
+            stat(f->path, &was) || stat(path, &is) || was.st_ino != is.st_ino || was.st_dev != is.st_dev;
+        if (moved) {
+            free(f->path);
+            if (!(f->path = strdup(path))) abort();
+        }
+        return !moved;
+    }
+    return false;
+}
+
+static bool is_folder(const char *path, const struct dirent *entry) {
+    struct stat s; /* a link to a folder is one, and some file systems do not tell */
+    if (entry->d_type != DT_LNK && entry->d_type != DT_UNKNOWN) return entry->d_type == DT_DIR;
+    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+}
+
+/* A folder that cannot be watched (gone again, no permission) is passed by: the others still count. Returns
+ * whether there are files in it that matter. */
+static bool add_folder(mw_watch *w, const char *path, int depth) {
+    bool matters = false;
+    if (depth > DEEPEST || is_store(path)) return false;
     folder f = {.id = inotify_add_watch(w->fd, path, EVENTS), .depth = depth};
-    if (f.id < 0) return;
-    for (size_t i = 0; i < w->folders.len / sizeof f; i++)
-        if (((folder *)(void *)w->folders.data)[i].id == f.id) return;
-    if (!(f.path = strdup(path))) abort();
-    mw_buf_add(&w->folders, &f, sizeof f);
+    if (f.id < 0 || is_known(w, f.id, path)) return false;
+    bool again = false;
+    for (size_t i = 0; i < folder_count(w); i++) again = again || folder_at(w, i)->id == f.id;
+    if (!again) {
+        if (!(f.path = strdup(path))) abort();
+        mw_buf_add(&w->folders, &f, sizeof f);
+    }
     DIR *dir = opendir(path);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
         char below[PATH_MAX];
-        if (entry->d_name[0] == '.' || entry->d_type != DT_DIR) continue;
-        if (snprintf(below, sizeof below, "%s/%s", path, entry->d_name) < (int)sizeof below)
-            add_folder(w, below, depth + 1);
+        if (snprintf(below, sizeof below, "%s/%s", path, entry->d_name) >= (int)sizeof below) continue;
+        matters = matters || counts(entry->d_name);
+        if (entry->d_name[0] != '.' && is_folder(below, entry))
+            matters = add_folder(w, below, depth + 1) || matters;
     }
     if (dir) closedir(dir);
+    return matters;
 }
 
 static void settled(mw_timer *t) {
@@ -75,21 +109,40 @@ static void settled(mw_timer *t) {
     w->changed(w->owner);
 }
 
-static void note(mw_watch *w, const struct inotify_event *event) {
-    bool matters = event->len && counts(event->name);
-    if (event->mask & IN_ISDIR && event->len && event->name[0] != '.') {
-        for (size_t i = 0; i < w->folders.len / sizeof(folder); i++) {
-            folder f = ((folder *)(void *)w->folders.data)[i];
-            char below[PATH_MAX];
-            if (f.id != event->wd ||
-                snprintf(below, sizeof below, "%s/%s", f.path, event->name) >= (int)sizeof below)
-                continue;
-            size_t before = w->folders.len;
-            if (event->mask & (IN_CREATE | IN_MOVED_TO)) add_folder(w, below, f.depth + 1);
-            matters = w->folders.len != before; /* what it holds already was not seen coming */
-            break;
-        }
+/* The kernel has dropped it: it is gone, and its number may come again. */
+static void forget(mw_watch *w, int id) {
+    for (size_t i = 0; i < folder_count(w); i++) {
+        if (folder_at(w, i)->id != id) continue;
+        free(folder_at(w, i)->path);
+        w->folders.len -= sizeof(folder);
+        *folder_at(w, i) = *folder_at(w, folder_count(w));
+        return;
     }
+}
+
+/* A folder, or a link to one, has come: what it holds already was not seen coming. One that has gone matters
+ * if we knew it. */
+static bool folder_matters(mw_watch *w, const struct inotify_event *event) {
+    for (size_t i = 0; i < folder_count(w); i++) {
+        folder f = *folder_at(w, i);
+        char below[PATH_MAX];
+        if (f.id != event->wd ||
+            snprintf(below, sizeof below, "%s/%s", f.path, event->name) >= (int)sizeof below)
+            continue;
+        if (event->mask & (IN_CREATE | IN_MOVED_TO)) return add_folder(w, below, f.depth + 1);
+        for (size_t k = 0; k < folder_count(w); k++)
+            if (strcmp(folder_at(w, k)->path, below) == 0) return true;
+        return false;
+    }
+    return false;
+}
+
+static void note(mw_watch *w, const struct inotify_event *event) {
+    static const uint32_t of_names = IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE;
+    bool matters = event->len && counts(event->name);
+    if (event->mask & of_names && event->len && event->name[0] != '.' && !matters)
+        matters = folder_matters(w, event);
+    if (event->mask & IN_IGNORED) forget(w, event->wd);
     if (event->mask & IN_Q_OVERFLOW) matters = true;
     if (matters) mw_timer_start(w->loop, &w->settle, SETTLE_MS, settled);
 }
@@ -129,8 +182,7 @@ void mw_watch_free(mw_watch *w) {
     mw_io_stop(&w->io);
     mw_timer_stop(&w->settle);
     if (w->fd >= 0) close(w->fd);
-    for (size_t i = 0; i < w->folders.len / sizeof(folder); i++)
-        free(((folder *)(void *)w->folders.data)[i].path);
+    for (size_t i = 0; i < folder_count(w); i++) free(folder_at(w, i)->path);
     mw_buf_free(&w->folders);
     free(w);
 }

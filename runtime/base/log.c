@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,6 +20,8 @@ static mw_buf line;
 static mw_loop *capture_clock;
 static mw_buf captured;
 static bool capturing, first_field, project_line;
+static volatile sig_atomic_t busy; /* the buffer is being changed: a signal handler leaves it alone */
+static mw_log_rest *kept;
 
 void mw_log_setup(int f, int level) {
     bool terminal = isatty(STDERR_FILENO);
@@ -166,6 +169,7 @@ void mw_log_begin(int level, const char *text) {
     if (capturing) capture_begin(names[level], text);
     project_line = false;
     if (skipping) return;
+    busy = true;
     if (format == MW_LOG_JSON) {
         mw_buf_puts(&line, "{\"time\":\"");
         put_time();
@@ -230,13 +234,39 @@ void mw_log_num(const char *key, double value) {
         put_value(no_number, strlen(no_number));
 }
 
+/* What the buffer has more than it: the length last, so that what it counts is there. */
+static void keep_rest(void) {
+    uint32_t at = kept->len;
+    if (line.len > MW_LOG_LEFT) return; /* it is flushed at once */
+    if (at > line.len) at = 0;
+    memcpy(kept->text + at, line.data + at, line.len - at);
+    __atomic_store_n(&kept->len, (uint32_t)line.len, __ATOMIC_RELEASE);
+}
+
 void mw_log_end(void) {
     if (capturing) mw_buf_puts(&captured, "}}\n");
     capturing = false;
     if (skipping) return;
     if (worker) mw_log_int("worker", worker);
     mw_buf_puts(&line, format == MW_LOG_JSON ? "}\n" : "\n");
+    if (kept) keep_rest();
+    busy = false;
     if (line.len > FLUSH_AT) mw_log_flush();
+}
+
+/* ---- what a death leaves unwritten ---- */
+
+void mw_log_keep_in(mw_log_rest *rest) {
+    kept = rest;
+    if (rest) rest->len = 0;
+}
+
+void mw_log_left(mw_log_rest *rest) {
+    uint32_t len = __atomic_load_n(&rest->len, __ATOMIC_ACQUIRE); /* a worker gone mad may have written it */
+    while (len && (len > MW_LOG_LEFT || rest->text[len - 1] != '\n'))
+        len = len > MW_LOG_LEFT ? MW_LOG_LEFT : len - 1;
+    mw_buf_add(&line, rest->text, len);
+    rest->len = 0;
 }
 
 /* ---- from a signal handler, right before the end: nothing here allocates or locks ---- */
@@ -281,7 +311,7 @@ void mw_log_last(const char *text, const char *pipeline, const char *id, size_t 
     last_write(json ? out : (out[n] = '\n', out), n + (json ? 2 : 1));
 }
 
-void mw_log_flush(void) {
+static void write_all(void) {
     for (size_t at = 0; at < line.len;) {
         ssize_t n = write(STDERR_FILENO, line.data + at, line.len - at);
         if (n < 0 && errno == EINTR) continue;
@@ -289,5 +319,16 @@ void mw_log_flush(void) {
         at += (size_t)n;
     }
     line.len = 0;
+    if (kept) __atomic_store_n(&kept->len, 0, __ATOMIC_RELEASE);
+}
+
+void mw_log_flush_signal(void) {
+    if (!busy && line.len) write_all();
+}
+
+void mw_log_flush(void) {
+    busy = true;
+    write_all();
+    busy = false;
     if (line.capacity > 4 * FLUSH_AT) mw_buf_free(&line);
 }

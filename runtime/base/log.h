@@ -3,7 +3,8 @@
  *     mw_log_str("id", id, id_len);
  *     mw_log_int("attempt", 2);
  *     mw_log_end();
- * Lines gather in a buffer that the loop flushes once a turn (mw_log_flush). Loop thread only. */
+ * Lines gather in a buffer that the loop flushes once a turn (mw_log_flush), and a timer while handlers
+ * compute (mw_log_flush_signal). Loop thread only. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,6 +25,18 @@ void mw_log_num(const char *key, double value);
 void mw_log_end(void);
 
 void mw_log_flush(void);
+void mw_log_flush_signal(
+    void); /* from a signal handler on the loop's thread: what is complete, if nobody is at it */
+
+/* Memory that outlives this process: it holds the lines that are not written yet, so that somebody else can
+ * write them when it has died (mw_log_left). */
+enum { MW_LOG_LEFT = 64 * 1024 };
+typedef struct mw_log_rest {
+    uint32_t len;
+    char text[MW_LOG_LEFT];
+} mw_log_rest;
+void mw_log_keep_in(mw_log_rest *rest); /* NULL: no more */
+void mw_log_left(mw_log_rest *rest);    /* of one that has died */
 
 /* For specs: while a loop is given, every line of every level is kept as well, one JSON object a line: at
  * (monotonic ms of that loop), level, msg, project (it is one of mw.log), fields. */

@@ -1,6 +1,8 @@
 #include "core/ledger.h"
 
+#include <signal.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "base/log.h"
 
@@ -86,10 +88,40 @@ uint32_t mw_ledger_bury(mw_shared *s, uint32_t slot, mw_death how, int64_t now_m
     return count;
 }
 
+mw_death mw_death_of(int status, bool ours, bool stuck, bool hungry) {
+    if (ours || status == 0) return MW_DEATH_OURS;
+    if (stuck) return MW_DEATH_STUCK;
+    if (WIFEXITED(status)) return WEXITSTATUS(status) == MW_EXIT_AGAIN ? MW_DEATH_KILLED : MW_DEATH_CRASH;
+    switch (WTERMSIG(status)) {
+    case SIGKILL: return hungry ? MW_DEATH_CRASH : MW_DEATH_KILLED;
+    case SIGTERM:
+    case SIGINT:
+    case SIGHUP: return MW_DEATH_KILLED;
+    default: return MW_DEATH_CRASH;
+    }
+}
+
 const mw_begun *mw_ledger_current(const mw_shared *s, uint32_t slot) {
     const mw_shared_slot *place = &s->slot[slot];
     uint32_t entry = __atomic_load_n(&place->pulse.entry, __ATOMIC_ACQUIRE);
     return entry && entry <= N && load(&place->begun.hash[entry - 1]) ? &place->begun.who[entry - 1] : NULL;
+}
+
+static void strike_out(mw_shared *s, uint32_t at, uint64_t hash) { /* by whoever comes first */
+    uint64_t expected = hash;
+    if (__atomic_compare_exchange_n(&s->suspects.hash[at], &expected, 0, false, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_RELAXED))
+        __atomic_sub_fetch(&s->live, 1, __ATOMIC_RELEASE);
+}
+
+void mw_ledger_expire(mw_shared *s, int64_t before_ms) {
+    uint32_t high = 0;
+    for (uint32_t i = 0; i < s->suspects.high && i < N; i++) {
+        uint64_t hash = load(&s->suspects.hash[i]);
+        if (hash && s->why[i].since_ms < before_ms) strike_out(s, i, hash);
+        if (load(&s->suspects.hash[i])) high = i + 1;
+    }
+    __atomic_store_n(&s->suspects.high, high, __ATOMIC_RELEASE);
 }
 
 /* ---- a worker's side ---- */
@@ -121,18 +153,10 @@ uint32_t mw_ledger_begin(uint64_t hash, uint64_t lane, uint16_t tally, const cha
     return i + 1;
 }
 
-static void strike_out(mw_shared *s, uint64_t hash) {
-    int at = find(&s->suspects, hash);
-    if (at < 0) return;
-    uint64_t expected = hash;
-    if (__atomic_compare_exchange_n(&s->suspects.hash[at], &expected, 0, false, __ATOMIC_ACQ_REL,
-                                    __ATOMIC_RELAXED))
-        __atomic_sub_fetch(&s->live, 1, __ATOMIC_RELEASE);
-}
-
 void mw_ledger_end(uint32_t entry, uint64_t hash) {
     mw_shared *s = mw_shared_all();
-    if (__atomic_load_n(&s->live, __ATOMIC_ACQUIRE)) strike_out(s, hash);
+    int at = __atomic_load_n(&s->live, __ATOMIC_ACQUIRE) ? find(&s->suspects, hash) : -1;
+    if (at >= 0) strike_out(s, (uint32_t)at, hash);
     if (!entry) return;
     store(&mw_shared_mine()->begun.hash[entry - 1], 0);
     free_entries[free_count++] = (uint16_t)(entry - 1);

@@ -17,6 +17,12 @@ enum { MW_KILLS_PER_CRASH = 10 };
 /* The worker of this slot is dead: what it had begun becomes suspect, or is forgotten. Returns how many are
  * suspects now. */
 uint32_t mw_ledger_bury(mw_shared *s, uint32_t slot, mw_death how, int64_t now_ms);
+/* Suspects that were last heard of before are forgotten: what never came again went elsewhere. */
+void mw_ledger_expire(mw_shared *s, int64_t before_ms);
+/* Whose doing it was. status: as waitpid tells it; ours: we end; stuck: we killed it for that; hungry: the
+ * kernel has killed somebody for lack of memory meanwhile. A KILL that is neither ours nor the kernel's has
+ * no cause inside. */
+mw_death mw_death_of(int status, bool ours, bool stuck, bool hungry);
 /* What computes there, or NULL. */
 const mw_begun *mw_ledger_current(const mw_shared *s, uint32_t slot);
 

@@ -3,6 +3,7 @@
  * Layout, making and attaching; a memfd. Every field has one writer at a time, or is written atomically. */
 #pragma once
 #include "base/error.h"
+#include "base/log.h"
 #include "core/tally.h"
 
 enum { MW_SHARED_SLOTS = 256, MW_LEDGER_ENTRIES = 4096, MW_LEDGER_ID = 64 };
@@ -39,6 +40,7 @@ typedef struct mw_shared_slot {
     mw_pulse pulse;
     uint32_t generation; /* of what its worker reads first */
     uint8_t anew;        /* mw_anew */
+    mw_log_rest log;     /* lines that it has not written yet */
     mw_tally tallies[MW_TALLIES];
     mw_begun_table begun;
 } mw_shared_slot;

@@ -110,13 +110,33 @@ static void arm(void) {
     set_hook();
 }
 
+/* What to say on standard output, and the exit code, when a handler takes this process with it. */
+static struct {
+    char text[32 * 1024];
+    volatile size_t len;
+    volatile int code;
+} last = {.code = MW_EXIT_STUCK};
+
+void mw_vm_last_words(const char *text, size_t len, int code) {
+    last.len = 0;
+    if (len > sizeof last.text) len = sizeof last.text;
+    memcpy(last.text, text, len);
+    last.code = code;
+    last.len = len;
+}
+
 static void give_up(const mw_delivery *d) {
     char space[MW_NAME_SPACE];
     size_t len;
     const char *name = mw_delivery_name(d, space, &len); /* reading the id would allocate */
     mw_log_last("stuck in a C call past its timeout: the process ends",
                 mw_pipeline_name(mw_delivery_pipeline(d)), name, len);
-    _exit(MW_EXIT_STUCK);
+    for (size_t at = 0; at < last.len;) {
+        ssize_t n = write(STDOUT_FILENO, last.text + at, last.len - at);
+        if (n <= 0) break;
+        at += (size_t)n;
+    }
+    _exit(last.code);
 }
 
 static void set_timer(long ms) {
@@ -130,6 +150,7 @@ static void on_period(int n) {
     int kept = errno;
     watch.now = mono_ms();
     mw_slice_ended = true;
+    if (watch.vm) mw_log_flush_signal(); /* the loop cannot: a handler may compute on, or kill us */
     mw_delivery *d = watch.current;
     if (d && watch.now >= watch.deadline) {
         mw_delivery_set_late(d);

@@ -34,6 +34,9 @@ bool mw_delivery_wait(struct mw_delivery *d);
 void mw_vm_enter(struct mw_vm *vm, struct mw_delivery *d);
 bool mw_vm_leave(struct mw_vm *vm, struct mw_delivery *d);
 bool mw_vm_breaking(void); /* a handler is being broken: its errors are not for its coroutines to swallow */
+/* Told on standard output when a handler that does not come back from a C call takes the process with it,
+ * which then ends with that code. The text is copied. */
+void mw_vm_last_words(const char *text, size_t len, int code);
 void mw_vm_limits(struct mw_vm *vm, bool watched, double memory);
 void mw_vm_read_memory(struct mw_vm *vm, double bytes); /* while a project is read into it; else nothing */
 void mw_delivery_ack(struct mw_delivery *d);

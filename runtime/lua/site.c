@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
+#include "core/backoff.h"
 #include "core/shared.h"
 #include "lua/vm.h"
 #include "lua/deadline.h"
@@ -16,6 +18,7 @@ typedef struct held_pipeline {
     mw_pipeline *p;
     uint32_t refs; /* generations that know it */
     bool open;     /* started, and not closed */
+    bool due;      /* of the current generation, and starts when the one before it has drained */
 } held_pipeline;
 
 struct mw_site {
@@ -26,6 +29,8 @@ struct mw_site {
     uint32_t generations;
     bool draining, ending;
     mw_deferred sweep;
+    mw_timer retry; /* of those that are due and could not start */
+    uint32_t tries;
     void (*drained)(void *owner);
     void *owner;
 };
@@ -66,6 +71,7 @@ void mw_site_free(mw_site *s) {
     while (vm_count(s)) mw_site_reject(s, vm_at(s, 0));
     for (size_t i = 0; i < pipeline_count(s); i++) mw_pipeline_free(pipeline_at(s, i)->p);
     mw_deferred_cancel(s->loop, &s->sweep);
+    mw_timer_stop(&s->retry);
     mw_buf_free(&s->links);
     mw_buf_free(&s->pipelines);
     mw_buf_free(&s->vms);
@@ -119,7 +125,13 @@ static void close_unused_links(mw_site *s) {
     }
 }
 
-static void close_later(mw_deferred *d) { close_unused_links(mw_container_of(d, mw_site, sweep)); }
+static void start_due(mw_site *s);
+
+static void close_later(mw_deferred *d) {
+    mw_site *s = mw_container_of(d, mw_site, sweep);
+    start_due(s);
+    close_unused_links(s);
+}
 
 void mw_site_release_link(mw_site *s, mw_link *l) {
     for (size_t i = 0; i < link_count(s); i++) {
@@ -209,7 +221,8 @@ size_t mw_site_pipelines(const mw_site *s, mw_pipeline ***out) {
 
 bool mw_site_idle(mw_site *s) {
     for (size_t i = 0; i < pipeline_count(s); i++)
-        if (pipeline_at(s, i)->open && !mw_pipeline_idle(pipeline_at(s, i)->p)) return false;
+        if (pipeline_at(s, i)->due || (pipeline_at(s, i)->open && !mw_pipeline_idle(pipeline_at(s, i)->p)))
+            return false;
     return true;
 }
 
@@ -217,6 +230,8 @@ void mw_site_drain(mw_site *s) {
     if (s->draining) return;
     mw_site_rollback(s);
     s->draining = true;
+    mw_timer_stop(&s->retry);
+    for (size_t i = 0; i < pipeline_count(s); i++) pipeline_at(s, i)->due = false;
     if (!any_open(s) && s->drained) s->drained(s->owner);
     for (size_t i = 0; i < pipeline_count(s); i++)
         if (pipeline_at(s, i)->open) mw_pipeline_drain(pipeline_at(s, i)->p);
@@ -249,15 +264,77 @@ void mw_site_reject(mw_site *s, mw_vm *vm) {
 
 void mw_site_retire(mw_site *s, mw_vm *vm) { mw_site_reject(s, vm); }
 
+static int start(held_pipeline *h, mw_error *e) {
+    if (mw_pipeline_start(h->p, e)) return -1;
+    h->open = true;
+    h->due = false;
+    return 0;
+}
+
+/* Does one that is not of this generation read with its group, or wait for it? */
+static bool has_predecessor(const mw_site *s, mw_vm *vm, const mw_pipeline *p) {
+    const mw_pipeline_spec *mine = mw_pipeline_settings(p);
+    for (size_t i = 0; i < pipeline_count(s); i++) {
+        const held_pipeline *h = pipeline_at(s, i);
+        const mw_pipeline_spec *its = mw_pipeline_settings(h->p);
+        if ((h->open || h->due) && !planned(vm, h->p) && its->from == mine->from &&
+            strcmp(its->channel, mine->channel) == 0 && strcmp(its->group, mine->group) == 0)
+            return true;
+    }
+    return false;
+}
+
 static int start_new(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
     for (size_t i = 0; i < mw_vm_plans(vm); i++) {
         mw_plan *plan = mw_vm_plan(vm, i);
         if (plan->kept) continue;
-        if (mw_pipeline_start(plan->p, e)) return -1;
-        pipeline_at(s, find(s, plan->p))->open = true;
+        if (!has_predecessor(s, vm, plan->p) && start(pipeline_at(s, find(s, plan->p)), e)) return -1;
         out->added++;
     }
     return 0;
+}
+
+/* From here on it cannot be refused any more: those that have to wait are the new generation's. */
+static void make_due(mw_site *s, mw_vm *vm) {
+    s->tries = 0;
+    mw_timer_stop(&s->retry);
+    for (size_t i = 0; i < pipeline_count(s); i++) {
+        held_pipeline *h = pipeline_at(s, i);
+        h->due = !h->open && planned(vm, h->p);
+    }
+}
+
+static void try_due_again(mw_timer *t) { start_due(mw_container_of(t, mw_site, retry)); }
+
+/* Other workers may have the group still, for they change at the same time; so the first failures are silent.
+ */
+static void could_not_start(mw_site *s, const mw_pipeline *p, const mw_error *e) {
+    static const mw_backoff again = {.kind = MW_BACKOFF_EXPONENTIAL, .base = 0.05, .cap = 5};
+    enum { SILENT = 5 };
+    int64_t wait = mw_backoff_delay(&again, ++s->tries, 0);
+    mw_timer_start(s->loop, &s->retry, wait, try_due_again);
+    if (s->tries <= SILENT) return;
+    mw_log_begin(MW_WARN, "pipeline cannot start yet");
+    mw_log_text("pipeline", mw_pipeline_name(p));
+    mw_log_text("error", e->text);
+    mw_log_num("next_in", (double)wait / 1000);
+    mw_log_end();
+}
+
+static void start_due(mw_site *s) {
+    mw_error e;
+    for (size_t i = 0; i < pipeline_count(s) && !s->ending && !s->draining; i++) {
+        held_pipeline *h = pipeline_at(s, i);
+        if (!h->due || has_predecessor(s, s->current, h->p)) continue;
+        if (start(h, &e)) {
+            could_not_start(s, h->p, &e);
+            return;
+        }
+        s->tries = 0;
+        mw_log_begin(MW_INFO, "pipeline started");
+        mw_log_text("pipeline", mw_pipeline_name(h->p));
+        mw_log_end();
+    }
 }
 
 static void drain_others(mw_site *s, mw_vm *vm, mw_switch *out) {
@@ -291,6 +368,7 @@ int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
             if (!mw_vm_plan(vm, i)->kept) mw_pipeline_drain(mw_vm_plan(vm, i)->p);
         return -1;
     }
+    make_due(s, vm);
     drain_others(s, vm, out);
     make_current(s, vm, out);
     return 0;

@@ -22,7 +22,8 @@ mw_vm *mw_site_current(const mw_site *s); /* NULL before the first switch */
 mw_vm *mw_site_prepare(mw_site *s);
 void mw_site_reject(mw_site *s, mw_vm *vm);
 /* Makes it the current one, in one step: what is new is started first, and when that fails nothing has
- * changed. */
+ * changed. A pipeline that reads with the group of one that is replaced starts when that has drained: with
+ * both at work neither order nor attempts would hold, and some brokers refuse it. */
 int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e);
 
 /* A canary: it handles a share of the messages beside the current one, until it is promoted or rolled back.

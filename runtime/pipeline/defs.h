@@ -70,6 +70,8 @@ struct mw_delivery {
     uint8_t weight; /* how many its time stands for */
     bool fenced : 1, counted : 1, hold : 1, failed_publish : 1, refused_publish : 1, dead_letter : 1,
         replay : 1, expired : 1, marked : 1, on_ledger : 1, suspect : 1, handled : 1,
+        buried : 1,   /* it killed too often: its dead letter is under way */
+        settled : 1,  /* the broker has confirmed it */
         on_trial : 1; /* ready, and for the generation on trial */
     bool late;        /* not a bit: a signal handler sets it */
 };
@@ -189,8 +191,8 @@ typedef enum { MW_GO, MW_WAIT, MW_BURY } mw_isolation;
 mw_isolation mw_isolate_ask(mw_delivery *d); /* may it begin now? */
 void mw_isolate_begin(mw_delivery *d);
 void mw_isolate_end(mw_delivery *d);
-void mw_isolate_bury(mw_delivery *d); /* a ready one, out of its list; it is gone afterwards */
-void mw_isolate_settled(void);        /* one is settled: a suspect may have waited for it */
+void mw_isolate_bury(mw_delivery *d);          /* a ready one, out of its list; it is gone afterwards */
+void mw_isolate_settled(const mw_delivery *d); /* it is gone: a suspect may have waited for it */
 void mw_isolate_forget(mw_pipeline *p);
 
 /* settle.c */

@@ -93,7 +93,8 @@ static bool must_settle_first(const mw_pipeline *p) {
     return false;
 }
 
-void mw_isolate_settled(void) {
+void mw_isolate_settled(const mw_delivery *d) {
+    if (d->buried && d->settled) mw_ledger_end(0, d->ledger_hash);
     if (state.settling && state.refused) wake_refused();
 }
 
@@ -156,6 +157,6 @@ void mw_isolate_bury(mw_delivery *d) {
     else
         n = snprintf(reason, sizeof reason, "killed its worker %u times", deaths);
     if (d->attempt > 1) d->attempt--; /* this one is not made */
-    mw_ledger_end(0, d->ledger_hash);
+    d->buried = true; /* and suspected until its letter stands: this worker may die before that */
     mw_verdict_dead(d, class_name ? class_name : "crash", reason, (size_t)n);
 }

@@ -326,7 +326,7 @@ void mw_delivery_free(mw_delivery *d) {
     d->pipeline = NULL;
     d->next = p->free_deliveries;
     p->free_deliveries = d;
-    mw_isolate_settled();
+    mw_isolate_settled(d);
     if (p->draining) mw_pipeline_check_drained(p);
 }
 

@@ -349,6 +349,7 @@ void mw_source_settled(mw_source *s, void *cookie, const mw_error *e) {
         if (d->op == MW_SETTLE_ACK)
             p->tally->counters.published += d->outgoing_count - (d->dead_letter ? 1 : 0);
         if (d->mark == MW_MARK_NONE) mw_source_mark(s, d->lane_key, MW_MARK_NONE);
+        d->settled = true;
         mw_lane_leave(d);
         mw_delivery_free(d);
     }

@@ -163,7 +163,8 @@ static void fail(mw_delivery *d, int64_t after_ms, const char *class_name, mw_te
     if (policy->kind == MW_POLICY_DEAD) {
         mw_verdict_dead(d, class_name, error->data, error->len);
     } else if (d->attempt >= policy->attempts) {
-        give_up(d, class_name, "gave up after %lld attempts", d->attempt);
+        give_up(d, class_name, d->attempt == 1 ? "gave up after %lld attempt" : "gave up after %lld attempts",
+                d->attempt);
     } else if (policy->max_age_ms && age > policy->max_age_ms) {
         give_up(d, class_name, "too old: over %lld s", (long long)(policy->max_age_ms / 1000));
     } else if (policy->tier_count && after_ms < 0) {

@@ -237,21 +237,10 @@ static long oom_kills(void) {
     return count;
 }
 
-/* Who ended it: it itself, its handlers' hunger for memory, we, or somebody outside? A KILL that is neither
- * ours nor the kernel's has no cause inside. */
 static mw_death death_of(mw_crew *c, const mw_hand *h, int status) {
     long before = c->oom_kills;
     c->oom_kills = oom_kills();
-    if (c->no_more || status == 0) return MW_DEATH_OURS;
-    if (h->stuck) return MW_DEATH_STUCK;
-    if (WIFEXITED(status)) return WEXITSTATUS(status) == MW_EXIT_AGAIN ? MW_DEATH_KILLED : MW_DEATH_CRASH;
-    switch (WTERMSIG(status)) {
-    case SIGKILL: return c->oom_kills > before ? MW_DEATH_CRASH : MW_DEATH_KILLED;
-    case SIGTERM:
-    case SIGINT:
-    case SIGHUP: return MW_DEATH_KILLED;
-    default: return MW_DEATH_CRASH;
-    }
+    return mw_death_of(status, c->no_more, h->stuck, c->oom_kills > before);
 }
 
 static void log_end(const mw_hand *h, int status, uint32_t suspects, int64_t wait) {
@@ -272,6 +261,7 @@ static void log_end(const mw_hand *h, int status, uint32_t suspects, int64_t wai
 static void ended(mw_hand *h, int status) {
     mw_crew *c = h->crew;
     mw_wire_hear(h->wire); /* its last words come before its end */
+    mw_log_left(&c->shared->slot[h->slot].log);
     uint32_t suspects =
         mw_ledger_bury(c->shared, h->slot, death_of(c, h, status), (int64_t)mw_loop_mono_ms(c->loop));
     mw_hand was = *h;

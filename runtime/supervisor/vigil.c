@@ -5,14 +5,14 @@
 
 #include "base/log.h"
 
-enum { LOOK_MS = 250, LATE_MS = 4 * LOOK_MS };
+enum { LOOK_MS = 250, LATE_MS = 4 * LOOK_MS, SUSPECTED_MS = 3600 * 1000, EXPIRE_EVERY_MS = 60 * 1000 };
 
 struct mw_vigil {
     mw_loop *loop;
     mw_crew *crew;
     mw_shared *shared;
     mw_timer look;
-    uint64_t looked;
+    uint64_t looked, expired;
 };
 
 static void log_stuck(const mw_vigil *v, const mw_hand *h, uint64_t still) {
@@ -51,6 +51,10 @@ static void look(mw_timer *t) {
     uint64_t now = mw_loop_mono_ms(v->loop);
     bool late = now - v->looked > LATE_MS;
     v->looked = now;
+    if (now - v->expired >= EXPIRE_EVERY_MS) {
+        mw_ledger_expire(v->shared, (int64_t)now - SUSPECTED_MS);
+        v->expired = now;
+    }
     mw_hand *h;
     for (uint32_t i = 0; (h = mw_crew_hand(v->crew, i)); i++) {
         if (late) h->moved = now;

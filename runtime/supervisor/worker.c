@@ -53,6 +53,7 @@ int mw_worker_attach(lua_State *L) {
     fcntl(MW_WORKER_WIRE_FD, F_SETFD, FD_CLOEXEC);
     fcntl(MW_WORKER_SOURCES_FD, F_SETFD, FD_CLOEXEC);
     mw_log_worker((int)number);
+    mw_log_keep_in(&mw_shared_mine()->log);
     static const char *const names[] = {MW_WORKER_ENV, "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         unsetenv(names[i]); /* the supervisor's affair */

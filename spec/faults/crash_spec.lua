@@ -105,6 +105,46 @@ describe("a message that kills its worker", function()
     check(s, b, 2)
   end)
 
+  -- Two of them: while the letter of the first is on its way, the second kills the worker. What is known of the first
+  -- must outlive that, or it would be tried all over again. They compute, so nothing ends them but the signal.
+  it("is one of two that compute: each kills as often as it may, and no more", function()
+    local s = supervised.scene {
+      flags = { "--workers", "1" }, settings = "timeout = 60, retry = { attempts = 1 },", env = { ASAN_OPTIONS = asan },
+      handler = [[
+        function M.handle(msg)
+          trace("begin", msg)
+          if msg.body:find "^poison" then
+            mw.log.info("poison begun")
+            local ends = os.clock() + 50
+            while os.clock() < ends do end
+          end
+          trace("done", msg)
+        end]],
+    }
+    local list = { { "poison", id = "p1", key = "a" }, { "poison", id = "p2", key = "b" } }
+    for i = 1, INNOCENTS do list[#list + 1] = { "good", id = "m" .. i, key = "k" .. i } end
+    local b = broker.open(s.url)
+    b:publish("in", list)
+    s:start()
+    for n = 1, 6 do -- its line is there, though it was the last thing that the worker did
+      clock.until_(function() return s:count "poison begun" == n end, 20 * late, "poison to begin, time " .. n)
+      s:kill_worker(1, "SEGV")
+    end
+    broker.turn_until(function() return b:is_empty "in" end, 40 * late, "all to be settled")
+    assert.equal(0, (s.child:stop(20)), s.child:stderr())
+    local dead, begun = {}, {}
+    for _, letter in ipairs(b:messages "in.dead") do
+      dead[letter.id] = letter.headers["mw-dead-class"] .. ": " .. letter.headers["mw-dead-reason"]
+    end
+    assert.same({ p1 = "crash: killed its worker 3 times", p2 = "crash: killed its worker 3 times" }, dead)
+    for _, line in ipairs(s.trace:of "begin") do begun[line.id] = (begun[line.id] or 0) + 1 end
+    assert.equal(3, begun.p1)
+    assert.equal(3, begun.p2)
+    local done = {}
+    for _, line in ipairs(s.trace:of "done") do done[line.id] = true end
+    for i = 1, INNOCENTS do assert.is_true(done["m" .. i], "m" .. i .. " is lost") end
+  end)
+
   it("is not blamed for a drain that was cut short", function()
     local s = supervised.scene { flags = { "--workers", "1", "--drain", "0.2" }, settings = "timeout = 60,",
                                  handler = HANDLER }

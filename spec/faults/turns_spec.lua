@@ -1,4 +1,4 @@
--- Handlers that compute: the loop gets its turns between them, so acks, signals, commands and other pipelines do not wait.
+-- Handlers that compute: the loop gets its turns between them; acks, signals, commands and other pipelines do not wait.
 local clock = require "spec.support.wait"
 local process = require "spec.support.process"
 local supervised = require "spec.support.supervised"
@@ -23,7 +23,8 @@ describe("handlers that compute", function()
   teardown(function() process.cleanup() end)
 
   it("leave a drain its time: what has ended is settled, the rest is handed back", function()
-    local s = supervised.scene { flags = { "--workers", "1", "--drain", tostring(5 * late) }, settings = "order = \"none\",",
+    local s = supervised.scene {
+      flags = { "--workers", "1", "--drain", tostring(5 * late) }, settings = "order = \"none\",",
       handler = BURN .. [[function M.handle(msg) trace("begin", msg) burn(0.2) trace("done", msg) end]] }
     s:publish(many(60))
     s:start()

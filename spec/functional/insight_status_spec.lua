@@ -1,5 +1,6 @@
 -- moonwire status and top, pause and resume: figures of a running project that are true, and a stop that holds.
 local clock = require "spec.support.wait"
+local process = require "spec.support.process"
 local insight = require "spec.functional.insight_support"
 
 describe("status", function()
@@ -66,6 +67,43 @@ describe("status", function()
     clock.until_(function() return top:stdout():find("PIPELINE", 1, true) end, 15, "a frame")
     assert.equal(0, (top:stop(5)))
     assert.equal(64, app:run("top", "--interval", "0.01").code)
+  end)
+
+  -- script(1) gives it a terminal; what is typed there comes from its standard input.
+  it("top draws on a terminal, fits its width, and leaves it as it was when q is pressed", function()
+    local binary = os.getenv "MOONWIRE_BIN"
+    local command = "stty cols 60 rows 10; " .. binary .. " top --interval 0.2; echo code=$?; stty -a"
+    local shown = process.run {
+      { "sh", "-c", '(sleep 1.5; printf q; sleep 0.5) | script -qec "$0" /dev/null', command }, cwd = app.work.path,
+      timeout = 30,
+    }
+    local text = shown.stdout
+    assert(text:find("\27[?1049h\27[?25l", 1, true), text) -- another screen, no cursor
+    local _, frames = text:gsub("\27%[H", "")
+    assert.is_true(frames >= 3, frames .. " frames")
+    for line in text:match "1049h(.-)\27%[%?25h":gmatch "[^\r\n]+" do
+      local bare = line:gsub("\27%[[%d;?]*%a", ""):gsub("[\128-\191]", "") -- characters, not bytes
+      assert.is_true(#bare <= 60, #bare .. " wide: " .. bare)
+    end
+    assert(text:find("PIPELINE", 1, true) and text:find("orders", 1, true), text)
+    assert(text:find "\27%[%?25h\27%[%?1049l.*code=0", text) -- back
+    assert(text:find "[^-]icanon" and text:find "[^-]echo ", text)
+  end)
+
+  it("tells that nobody answers when no worker serves", function()
+    app:publish("orders", "0")
+    app:until_status("orders", "it to be handled", function(p) return p.handled == 1 end)
+    for i = 1, 6 do -- longer pauses each time
+      clock.until_(function() return select(2, app.child:stderr():gsub("msg=started", "")) == i end, 30, "start " .. i)
+      local pid
+      for found in app.child:stderr():gmatch 'msg="worker begins" worker=1 pid=(%d+)' do pid = found end
+      process.run { "kill", "-KILL", pid }
+    end
+    clock.until_(function() return app.child:stderr():find "restart_in=3.2" end, 15, "the last end")
+    local shown = app:run "status"
+    assert.equal(0, shown.code, shown.stderr)
+    assert(shown.stdout:find "orders[^\n]*no worker answers", shown.stdout)
+    assert(shown.stdout:find("worker 1: down, starts in", 1, true), shown.stdout)
   end)
 end)
 

@@ -88,6 +88,7 @@ describe("code that is current", function()
     local refused = reload()
     assert.equal(78, refused.code, refused.stdout .. refused.stderr)
     s:kill_worker(1, "KILL")
+    clock.until_(function() return s:count "signal=9" == 5 end, 15 * late, "its end")
     write(says "new")
     local done = reload()
     assert.equal(0, done.code, done.stderr)
@@ -125,6 +126,30 @@ describe("code that is current", function()
     assert.equal(0, done.code, done.stderr)
     handled_by("new", "m1")
     kill_and_see(1, 2)
+  end)
+
+  it("follows a link to the current release", function()
+    local at = process.tmpdir()
+    local function sh(text) assert.equal(0, process.run({ { "sh", "-ec", text }, cwd = at }).code, text) end
+    s = supervised.scene { flags = { "--workers", "1" }, handler = says "old" }
+    sh("mkdir releases && cp -r " .. s.dir .. " releases/1")
+    sh "cp -r releases/1 releases/2 && ln -s releases/1 current"
+    project.write(at .. "/releases/2/handlers/p.lua", project.handler(says "new"))
+    s.dir = at .. "/current"
+    s:start()
+    s:see "all workers started"
+    handled_by("old", "m1")
+    assert.equal(0, process.run({ { binary, "status" }, cwd = at .. "/releases/1" }).code)
+    sh "ln -sfn releases/2 current"
+    assert.equal(0, process.run({ binary, "status", s.dir }).code)
+    local done = reload()
+    assert.equal(0, done.code, done.stderr)
+    handled_by("new", "m2")
+    kill_and_see(1, 2)
+    sh "rm -r releases/1"
+    assert.equal(0, reload().code)
+    assert.equal(0, (s.child:stop(20)))
+    assert.equal(69, process.run({ binary, "status", s.dir }).code)
   end)
 
   it("is reported as reloaded although a worker died while it was read", function()

@@ -144,6 +144,42 @@ describe("run --watch", function()
     assert.is_nil(child:stderr():match "msg=reloaded[^\n]*generation=5")
     assert.equal(0, (child:stop(15)))
   end)
+
+  it("sees folders that are moved into each other's place, and those behind links, but not its own data", function()
+    local dir, elsewhere = process.tmpdir(), process.tmpdir()
+    local function write(path, text)
+      local file = assert(io.open(path, "wb"))
+      file:write(text)
+      file:close()
+    end
+    local function sh(text) assert.equal(0, process.run({ { "sh", "-ec", text }, cwd = dir }).code, text) end
+    sh "mkdir handlers handlers.new"
+    sh("ln -s " .. elsewhere .. " lib && ln -s . again")
+    write(dir .. "/moonwire.lua", (MAIN:gsub('"handler"', '"handlers.h"')))
+    write(dir .. "/handlers/h.lua", HANDLER:format "first")
+    write(dir .. "/handlers.new/h.lua", HANDLER:format "second")
+    local child = process.spawn { { binary, "run", "--watch", dir }, env = { BROKER_URL = false } }
+    local function see(pattern)
+      return clock.until_(function() return child:stderr():match(pattern) end, 15, pattern)
+    end
+    see "msg=started"
+    clock.sleep(1)
+    assert.is_nil(child:stderr():match "files changed", "it has changed nothing but its data")
+    sh "mv handlers handlers.old; mv handlers.new handlers"
+    see "msg=reloaded[^\n]*generation=2"
+    clock.sleep(0.3) -- one more, should the two have been seen apart
+    local function generation() return tonumber(child:stderr():match ".*msg=reloaded[^\n]*generation=(%d+)") end
+    local before = generation()
+    write(dir .. "/handlers/h.lua", HANDLER:format "third")
+    clock.until_(function() return generation() > before end, 15, "what is in the moved folder to be seen")
+    before = generation()
+    write(elsewhere .. "/x.lua", "return 1")
+    clock.until_(function() return generation() > before end, 15, "what is behind a link to be seen")
+    before = generation()
+    sh("mkdir further && echo 'return 1' > further/y.lua && ln -s further linked")
+    clock.until_(function() return generation() > before end, 15, "a new folder to be seen")
+    assert.equal(0, (child:stop(15)))
+  end)
 end)
 
 describe("TERM", function()
@@ -167,4 +203,56 @@ describe("TERM", function()
     assert.equal(0, (child:wait(15)))
     assert(child:stderr():find("msg=draining", 1, true), child:stderr())
   end)
+end)
+
+describe("a reload that changes how a pipeline reads", function()
+  local supervised = require "spec.support.supervised"
+  local late = supervised.late
+  teardown(function() process.cleanup() end)
+
+  local MORE = [[mw.pipeline "q" { from = broker:channel "other", handler = function() end }]]
+
+  local function setting(s, text)
+    local given = { settings = text, more = MORE, handler = s.given.handler }
+    require "spec.support.project".make(s.dir, given, s.trace.path)
+  end
+
+  local function all_handled(s, count)
+    clock.until_(function() return s.trace:count "done" >= count end, 20 * late, count .. " to be handled")
+    local seen = {}
+    for _, line in ipairs(s.trace:of "done") do
+      assert.is_nil(seen[line.id], line.id .. " was handled twice")
+      seen[line.id] = true
+    end
+  end
+
+  for _, workers in ipairs { 0, 2 } do
+    it("drains it, then starts it, and leaves the others alone; workers: " .. workers, function()
+      local s = supervised.scene {
+        flags = { "--workers", tostring(workers) }, settings = 'order = "none",', more = MORE,
+        handler = [[function M.handle(msg) trace("begin", msg) mw.sleep(0.5) trace("done", msg) end]] }
+      s:start()
+      s:see(workers == 0 and "msg=started" or "all workers started")
+      local total = 0
+      local changes = { 'order = "source",', 'order = "key",', 'order = "key", key = "k",', 'order = "none",' }
+      for i, change in ipairs(changes) do
+        local list = {}
+        for k = 1, 4 do list[k] = { id = ("m%d-%d"):format(i, k), key = "k" .. k } end
+        s:publish(list)
+        clock.until_(function() return s.trace:count "begin" > total end, 15 * late, "one to begin")
+        setting(s, change)
+        local done = s:ask "reload"
+        assert.equal(0, done.code, change .. ": " .. done.stderr .. s.child:stderr())
+        assert(done.stdout:find "1 kept, 1 started, 1 draining", done.stdout)
+        total = total + 4
+        all_handled(s, total)
+      end
+      clock.until_(function()
+        local since = s.child:stderr():match "msg=reloaded generation=5.*"
+        return select(2, since:gsub('msg="pipeline started" pipeline=p', "")) == math.max(1, workers)
+      end, 15 * late, "all to start")
+      assert.equal(0, s:count "refused", s.child:stderr())
+      assert.equal(0, (s.child:stop(20)), s.child:stderr())
+    end)
+  end
 end)

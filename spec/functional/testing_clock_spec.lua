@@ -180,7 +180,7 @@ describe("the virtual clock", function()
     assert.matches("nothing more can happen, however much time passes; waited for a sunny day",
       why(function() app:wait(function() return false end, nil, "a sunny day") end))
     app:publish("orders", { id = 1 }, { delay = 40 * 86400 })
-    assert.matches("waited 2.592e%+06 s for everything to be settled; left are orders",
+    assert.matches("waited 30 days for everything to be settled; left are orders",
       why(function() app:settle() end))
     app:settle(41 * 86400)
     assert.equal(1, app:handled "orders")
@@ -266,6 +266,12 @@ describe("the virtual clock", function()
       why(function() assert.retried(app, "orders", { 1, 2 }) end))
     assert.matches('{"id":3} was expected\nthat is in channel "done":\n  {"at":',
       why(function() assert.published(app, "done", { id = 3 }) end))
+    for _, asked in ipairs { function() assert.handled(app, "order", 1) end,
+      function() assert.is_not.handled(app, "order", 1) end } do -- at the line of the spec, not at one of ours
+      local told = why(asked)
+      assert.matches('no pipeline "order"; did you mean "orders"%?', told)
+      assert.is_nil(told:find("moonwire/testing", 1, true), told)
+    end
     assert.matches("not expected: everything is settled", why(function() assert.is_not.settled(app) end))
     app:publish("orders", { id = 2 }, { delay = 5 })
     assert.matches("not settled: left are orders: 0 running, 0 in flight, 1 in its channel",

@@ -2,6 +2,7 @@
  * in, settlements, publishes and claims come out, and each is answered when the test wants it, well or badly.
  * The last test lets a seeded generator choose, and checks what must always hold. All run twice: the second
  * time as a supervised worker would, where nothing may differ while there are no suspects. */
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -2409,12 +2410,14 @@ static uint64_t write_down(uint64_t tag) { /* m<tag> of the pipeline "orders", a
     return hash;
 }
 
-static void suspect(uint64_t tag, int deaths) {
+static uint64_t suspect(uint64_t tag, int deaths) {
+    uint64_t hash = 0;
     for (int i = 1; i <= deaths; i++) {
-        uint64_t hash = write_down(tag);
+        hash = write_down(tag);
         die(0, 1);
         EQUAL(i, crashes_of(hash, false));
     }
+    return hash;
 }
 
 static void suspects_one_by_one(void) {
@@ -2449,7 +2452,7 @@ static void suspects_one_by_one(void) {
 
 static void suspects_are_buried(void) {
     begin();
-    suspect(1, 3);
+    uint64_t hash = suspect(1, 3);
     deliver_as(1, (given){.key = "k", .attempt = 4});
     deliver(2, "k");
     take(0); /* its lane is the letter's until that is settled */
@@ -2464,8 +2467,11 @@ static void suspects_are_buried(void) {
     static const char reason[] = "killed its worker 3 times";
     CHECK(h.value_len == sizeof reason - 1 && memcmp(h.value, reason, h.value_len) == 0, "%.*s",
           (int)h.value_len, h.value);
+    mw_suspicion why;
     answer_publish(0, NULL);
+    CHECK(mw_ledger_suspects(hash, false, &why), "forgotten before its letter stands: we may die yet");
     settled(1, MW_SETTLE_ACK);
+    CHECK(!mw_ledger_suspects(hash, false, &why), "suspected for ever");
     mw_delivery_ack(take(2));
     end();
 }
@@ -2624,7 +2630,88 @@ static void mad_worker(void) {
     shared->slot[1] = kept;
 }
 
+/* What was never seen again went elsewhere: it must not be searched for with every message, for ever. */
+static void suspects_expire(void) {
+    begin();
+    mw_suspicion why;
+    uint64_t first = write_down(1);
+    mw_ledger_bury(shared, 0, MW_DEATH_CRASH, 1000);
+    mw_ledger_reset();
+    uint64_t second = write_down(2);
+    mw_ledger_bury(shared, 0, MW_DEATH_CRASH, 5000);
+    mw_ledger_reset();
+    mw_ledger_expire(shared, 1000);
+    CHECK(mw_ledger_suspects(first, false, &why), "not yet");
+    mw_ledger_expire(shared, 1001);
+    CHECK(!mw_ledger_suspects(first, false, &why), "it stays");
+    CHECK(mw_ledger_suspects(second, false, &why), "too early");
+    mw_ledger_expire(shared, 5001);
+    EQUAL(0, shared->live);
+    EQUAL(0, shared->suspects.high);
+    end();
+}
+
+/* What a worker has logged and not written is there for the supervisor; what it has written is not. */
+static void last_words(void) {
+    static mw_log_rest rest;
+    int ends[2], real = dup(2);
+    char text[512];
+    if (pipe(ends)) abort();
+    dup2(ends[1], 2);
+    mw_log_setup(MW_LOG_LOGFMT, MW_INFO);
+    mw_log_keep_in(&rest);
+    mw_log_begin(MW_INFO, "written");
+    mw_log_end();
+    mw_log_flush_signal();
+    EQUAL(0, rest.len);
+    ssize_t n = read(ends[0], text, sizeof text);
+    CHECK(n > 0 && memmem(text, (size_t)n, "msg=written", 11), "not written");
+    mw_log_begin(MW_INFO, "one");
+    mw_log_end();
+    mw_log_begin(MW_INFO, "two");
+    mw_log_end();
+    mw_log_begin(MW_INFO, "half");
+    mw_log_flush_signal(); /* amid a line it leaves all as it is */
+    CHECK(memmem(rest.text, rest.len, "msg=one", 7) && memmem(rest.text, rest.len, "msg=two", 7), "%.*s",
+          (int)rest.len, rest.text);
+    CHECK(!memmem(rest.text, rest.len, "half", 4), "a line that has no end");
+    mw_log_rest dead = rest; /* here it dies */
+    mw_log_keep_in(NULL);
+    mw_log_end();
+    mw_log_flush();
+    n = read(ends[0], text, sizeof text);
+    mw_log_left(&dead);
+    mw_log_flush();
+    n = read(ends[0], text, sizeof text);
+    CHECK(n > 0 && memmem(text, (size_t)n, "msg=two", 7), "not told");
+    dead.len = UINT32_MAX; /* it had gone mad */
+    memset(dead.text, 'x', sizeof dead.text);
+    mw_log_left(&dead);
+    mw_log_setup(MW_LOG_LOGFMT, MW_SILENT);
+    dup2(real, 2);
+    close(real);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+/* Statuses as waitpid tells them: an exit code stands in the second byte, a signal in the first. */
+static void whose_death(void) {
+    enum { EXIT_1 = 1 << 8 };
+    EQUAL(MW_DEATH_OURS, mw_death_of(SIGKILL, true, false, true));
+    EQUAL(MW_DEATH_OURS, mw_death_of(0, false, false, false));
+    EQUAL(MW_DEATH_STUCK, mw_death_of(SIGKILL, false, true, true));
+    EQUAL(MW_DEATH_CRASH, mw_death_of(EXIT_1, false, false, false));
+    EQUAL(MW_DEATH_KILLED, mw_death_of(MW_EXIT_AGAIN << 8, false, false, false)); /* nobody is to blame */
+    EQUAL(MW_DEATH_CRASH, mw_death_of(SIGSEGV, false, false, false));
+    EQUAL(MW_DEATH_CRASH, mw_death_of(SIGKILL, false, false, true)); /* for its hunger for memory */
+    EQUAL(MW_DEATH_KILLED, mw_death_of(SIGKILL, false, false, false));
+    EQUAL(MW_DEATH_KILLED, mw_death_of(SIGTERM, false, false, true));
+}
+
 static const test supervised_tests[] = {
+    {"suspects_expire", suspects_expire},
+    {"whose_death", whose_death},
+    {"last_words", last_words},
     {"suspects_that_end", suspects_that_end},
     {"suspects_one_by_one", suspects_one_by_one},
     {"suspects_are_buried", suspects_are_buried},

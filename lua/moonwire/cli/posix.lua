@@ -11,6 +11,7 @@ int mwc_sigtimedwait(const void *set, void *info, const int64_t *sec_nsec) __asm
 int mwc_poll(int32_t *fds, unsigned long count, int timeout_ms) __asm__("poll");
 long mwc_read(int fd, void *buffer, size_t size) __asm__("read");
 int mwc_mkdir(const char *path, unsigned mode) __asm__("mkdir");
+int mwc_symlink(const char *target, const char *path) __asm__("symlink");
 char *mwc_realpath(const char *path, char *out) __asm__("realpath");
 void *mwc_opendir(const char *path) __asm__("opendir");
 int mwc_closedir(void *dir) __asm__("closedir");
@@ -116,6 +117,9 @@ function M.realpath(path)
   if C.mwc_realpath(path, out) == nil then return nil end
   return ffi.string(out)
 end
+
+---@return boolean
+function M.symlink(target, path) return C.mwc_symlink(target, path) == 0 end
 
 ---@return boolean
 function M.is_dir(path)

@@ -1,5 +1,9 @@
 --- Runs busted inside this state, so that specs reach the real core. Behind `moonwire test` and our own suites.
+local C = require "moonwire.internal.cdef"
+
 local M = {}
+
+local FAILED = 1 -- the exit code
 
 --- What exists once per state: declarations, the tick, waiting tasks. busted empties package.loaded between files,
 --- down to what was there when it began.
@@ -35,7 +39,6 @@ local MOST_FAILURES, MOST_TEXT = 50, 4000 -- a report is for reading
 M.NONE = "no specs there: they are files named …_spec.lua, in the project's folder spec or next to what they test"
 
 local function note(busted, failures, element, message, trace)
-  if #failures >= MOST_FAILURES then return end
   local source = type(trace) == "table" and type(trace.source) == "string" and trace.source:match "^@(.*)"
   local line = source and trace.currentline or nil
   if not source and element.descriptor == "file" then source = element.name end
@@ -44,14 +47,52 @@ local function note(busted, failures, element, message, trace)
   if not line and source then -- a file that does not load: its place stands in the text
     line = tonumber((text:match(":(%d+):")))
   end
+  local at = element.trace or trace -- a file that does not load has no place, and the TAP output takes one for granted
+  if type(at) == "table" then
+    at.short_src, at.currentline = at.short_src or source or "?", at.currentline or line or 0
+  end
+  if #failures >= MOST_FAILURES then return end
   failures[#failures + 1] = { name = full_name(busted, element), file = source, line = line,
     message = text:sub(1, MOST_TEXT) }
 end
 
+--- A handler that does not come back from a C call takes this process with it: then the results so far are told, and
+--- which test it was. C writes it, because Lua cannot any more.
+local function prepare_last_words(counts, name, tap)
+  local lines = { "" }
+  if tap then
+    local number = counts.passed + counts.failed + counts.skipped + 1
+    local text = ("not ok %d - %s\n# stuck in a C call past its timeout\nBail out! those behind it did not run\n")
+      :format(number, name)
+    io.stdout:flush()
+    return C.mw_vm_last_words(text, #text, FAILED)
+  end
+  for _, f in ipairs(counts.failures) do
+    lines[#lines + 1] = ("%s:%s: %s: %s"):format(f.file or "?", f.line or "?", f.name, f.message)
+  end
+  lines[#lines + 1] = ("stuck in a C call past its timeout: %s"):format(name)
+  lines[#lines + 1] = ("%d passed, %d failed, %d pending; those behind it did not run\n"):format(counts.passed,
+    counts.failed + 1, counts.skipped)
+  local text = table.concat(lines, "\n")
+  io.stdout:flush()
+  C.mw_vm_last_words(text, #text, FAILED)
+end
+
+local function is_tap(arguments)
+  for _, argument in ipairs(arguments) do
+    if argument == "--output=TAP" then return true end
+  end
+  return false
+end
+
 --- Counts what busted reports; an error outside of a test (a file that does not load, a failing setup) is a failure.
-local function counting(make, counts)
+local function counting(make, counts, tap)
   return function(...)
     local busted = make(...)
+    busted.subscribe({ "test", "start" }, function(element)
+      prepare_last_words(counts, full_name(busted, element), tap)
+      return nil, true
+    end)
     busted.subscribe({ "test", "end" }, function(_, _, status)
       local name = status == "success" and "passed" or status == "pending" and "skipped" or "failed"
       counts[name] = counts[name] + 1
@@ -83,7 +124,7 @@ function M.run(arguments, keep)
     over.code = code
     error(over, 0)
   end
-  package.loaded["busted.core"] = counting(require "busted.core", counts)
+  package.loaded["busted.core"] = counting(require "busted.core", counts, is_tap(arguments))
   local before = rawget(_G, "arg")
   rawset(_G, "arg", arguments)
   arguments[0] = "busted"

@@ -152,8 +152,12 @@ function M.register()
   if not ok then return end
   for _, name in ipairs(NAMES) do
     luassert:register("assertion", name, function(state, arguments)
-      local good, text = M[name](unpack(arguments, 1, arguments.n))
+      local asked, good, text = pcall(M[name], unpack(arguments, 1, arguments.n))
       arguments.nofmt = { true, true, true, true } -- nobody wants to see a whole app
+      if not asked then -- a pipeline that does not exist, say: it fails, however it was asked, at the spec's line
+        rawset(state, "failure_message", (tostring(good):gsub("^%S+:%d+: ", "")))
+        return not state.mod
+      end
       rawset(state, "failure_message", (state.mod and "" or "not expected: ") .. text)
       return good
     end)

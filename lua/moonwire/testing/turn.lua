@@ -29,6 +29,10 @@ local function busy()
   return C.mw_vm_pending(wait.vm) or C.mw_http_fake_pending() or C.mw_redis_fake_pending()
 end
 
+local function span(seconds)
+  return seconds < 86400 and ("%g s"):format(seconds) or ("%g days"):format(seconds / 86400)
+end
+
 local function text_of(what) return type(what) == "function" and what() or what end
 
 local function too_long(real_deadline, what, level)
@@ -81,13 +85,13 @@ function M.until_true(fn, clock, seconds, what, level)
         if value then return value end
         error("nothing more can happen, however much time passes; waited for " .. text_of(what), level + 1)
       elseif ahead > left then
-        error(("waited %g s for %s"):format(seconds, text_of(what)), level + 1)
+        error(("waited %s for %s"):format(span(seconds), text_of(what)), level + 1)
       end
       C.mw_vm_advance(wait.vm, left)
       step(0)
     end
     if clock == "real" and M.now() >= deadline then
-      error(("waited %g s for %s"):format(seconds, text_of(what)), level + 1)
+      error(("waited %s for %s"):format(span(seconds), text_of(what)), level + 1)
     elseif clock == "virtual" then
       too_long(real, what, level + 1)
     end

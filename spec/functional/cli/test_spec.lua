@@ -82,6 +82,41 @@ describe("moonwire test", function()
     assert(tap.stdout:find("\n1..2\n", 1, true), tap.stdout)
   end)
 
+  it("writes TAP for a spec that does not load, too", function()
+    write("spec/h_spec.lua", 'it("has no end", function()')
+    local tap = test("-o", "tap")
+    assert.equal(1, tap.code, tap.stderr)
+    assert(tap.stdout:find "not ok %d %- [^\n]*h_spec.lua\n# [^\n]*h_spec.lua @ 1\n", tap.stdout)
+    assert(tap.stdout:find("ok 2 - beside takes", 1, true), tap.stdout)
+    assert.equal("", tap.stderr)
+  end)
+
+  -- Lua cannot end it, and its process dies with it: what was known until then is told all the same.
+  it("tells the results so far when a handler is stuck in a C call, and fails", function()
+    write("moonwire.lua", [[
+      local mw = require "moonwire"
+      mw.pipeline "stuck" { from = mw.connect "memory:":channel "in", timeout = 0.1, handler = function()
+        return ("a"):rep(60):find(("a?"):rep(60) .. ("a"):rep(60)) and nil
+      end }]])
+    write("spec/h_spec.lua", [[
+      it("is fine", function() end)
+      it("is wrong", function() error "on purpose" end)
+      it("sticks", function()
+        local app = require "moonwire.testing".start()
+        app:publish("in", "x")
+        app:run()
+      end)
+      it("is behind it", function() end)]])
+    local plain, tap = test("--filter", "^is ", "--filter", "sticks"), test("-o", "tap", "--filter", "sticks")
+    assert.equal(1, plain.code, plain.stderr)
+    assert(plain.stdout:find("is wrong: ", 1, true) and plain.stdout:find("on purpose", 1, true), plain.stdout)
+    assert(plain.stdout:find("stuck in a C call past its timeout: sticks\n", 1, true), plain.stdout)
+    assert(plain.stdout:find("1 passed, 2 failed, 0 pending; those behind it did not run", 1, true), plain.stdout)
+    assert(plain.stderr:find('pipeline="stuck"', 1, true), plain.stderr)
+    assert.equal(1, tap.code, tap.stderr)
+    assert(tap.stdout:find("not ok %d %- sticks\n.*\nBail out!"), tap.stdout)
+  end)
+
   it("writes JUnit's XML, whatever stands in a name", function()
     write("spec/h_spec.lua", SPEC:format("apart", 2))
     local junit = test("--output", "junit")

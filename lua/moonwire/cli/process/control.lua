@@ -1,6 +1,7 @@
 --- What `reload`, `status`, `drain` and the like share: finding what runs a project, and asking it. A supervisor
 --- answers for its workers; a process that runs alone (`run --workers 0`) for itself.
 local core = require "moonwire.core"
+local door = require "moonwire.cli.process.door"
 local fail = require "moonwire.cli.fail"
 local json = require "moonwire.json"
 local project = require "moonwire.cli.project.folder"
@@ -48,8 +49,8 @@ end
 ---@return moonwire.cli.Answer[] answers at least one
 ---@return integer supervisors how many answered
 function M.ask(dir, line, seconds)
-  local folder = project.dir(dir)
-  local sockets, err = core.control_sockets(folder)
+  local folder = project.given(dir)
+  local sockets, err = door.sockets(project.dir(dir), folder)
   if not sockets then fail.raise(fail.UNAVAILABLE, err) end
   table.sort(sockets)
   local found, trouble = {}, nil
@@ -58,7 +59,7 @@ function M.ask(dir, line, seconds)
     local reply = text and json.decode(text)
     if reply then
       found[#found + 1] = { pid = tonumber(path:match "%.(%d+)$"), reply = reply }
-    elseif not tostring(why):find("refused", 1, true) then
+    elseif not tostring(why):find("refused", 1, true) and not tostring(why):find("No such file", 1, true) then
       trouble = why or "the answer is no JSON"
     end
   end

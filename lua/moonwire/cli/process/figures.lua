@@ -145,6 +145,7 @@ function M.state(p)
   if p.breaker == "half-open" then words[#words + 1] = "outage, trying one" end
   if p.full then words[#words + 1] = "buffer full" end
   if p.stale then words[#words + 1] = "no answer" end
+  if p.processes and p.workers == 0 then words[#words + 1] = "no worker answers" end
   if (p.held_keys or 0) > 0 then words[#words + 1] = out.count(p.held_keys, "held key") end
   if (p.dead_keys or 0) > 0 then words[#words + 1] = out.count(p.dead_keys, "dead key") end
   return #words > 0 and table.concat(words, ", ") or "ok"

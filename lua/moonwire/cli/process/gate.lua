@@ -54,11 +54,11 @@ M.OUTPUT = 4000 -- bytes of what the specs wrote, when that is all there is to t
 function M.run(dir, sources, limit)
   local child, why = M.start(dir, sources)
   if not child then return why end
-  local ends, code = C.mw_real_seconds() + limit, nil
-  repeat
+  local ends, code = C.mw_real_seconds() + limit, child:poll()
+  while not code and C.mw_real_seconds() < ends do
     core.step(20)
     code = child:poll()
-  until code or C.mw_real_seconds() > ends
+  end
   local said = child:output(M.OUTPUT):gsub("%s+$", "")
   if not code then
     child:kill()

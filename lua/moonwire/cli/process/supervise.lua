@@ -1,8 +1,8 @@
 --- `moonwire run`: this process starts workers, which are the same program again, and keeps them running. It opens
 --- nothing, reads no project and handles nothing. See runtime/supervisor; what it is asked is answered by commands.lua.
 local core = require "moonwire.core"
+local door = require "moonwire.cli.process.door"
 local fail = require "moonwire.cli.fail"
-local log = require "moonwire.log"
 local project = require "moonwire.cli.project.folder"
 
 local OURS = { workers = true, watch = true, slot = true } -- flags that a worker does not get
@@ -27,14 +27,14 @@ end
 ---@param values table its command line
 ---@return integer exit code
 return function(verb, values)
-  local dir = project.dir(values.DIR)
-  local path, err = core.control_path(dir)
-  if not path then log.warn("no control socket: reload by signal only", { error = err }) end
+  local dir = project.given(values.DIR)
+  local path, close = door.open(project.dir(values.DIR), dir)
   local code, why = core.supervise {
     workers = values.workers, argv = words(verb, values, dir), drain = values.drain, once = values.once,
     watch = values.watch and dir, control = path,
     command = function(s, line) return require "moonwire.cli.process.commands"(s, line) end,
   }
+  close()
   if not code then fail.raise(fail.FAILED, why) end
   return code
 end

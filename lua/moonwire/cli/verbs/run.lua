@@ -31,7 +31,7 @@ local function load(app, values)
   local url = values.broker and require "moonwire.cli.broker.link".absolute(values.broker)
   local sources, gate
   if values.slot then sources, gate = core.worker_sources() end
-  local options = { dir = project.dir(values.DIR), jit = values.jit, broker = url, sources = true, files = sources }
+  local options = { dir = project.given(values.DIR), jit = values.jit, broker = url, sources = true, files = sources }
   local ok, result = app:load(options)
   options.files = nil -- a reload reads the folder
   if ok and gate then test_first(values, options.dir, result, gate) end
@@ -55,13 +55,6 @@ local function summarise(app)
   end
   local all = require "moonwire.metrics".all()
   if next(all) then log.info("metrics", all) end
-end
-
---- Not being able to open the door is no reason not to work.
-local function control_of(dir)
-  local path, err = core.control_path(dir)
-  if not path then log.warn("no control socket: reload by signal only", { error = err }) end
-  return path
 end
 
 local verb
@@ -88,15 +81,18 @@ local function work(values)
   local ok, err = app:start()
   if not ok then fail.raise(fail.UNAVAILABLE, err) end
   log.info("started", { pipelines = #app:status(), version = core.version, generation = app:generation() })
-  local dir = project.dir(values.DIR)
+  local dir = project.given(values.DIR)
+  local path, close = nil, function() end
+  if not values.slot then path, close = require "moonwire.cli.process.door".open(project.dir(values.DIR), dir) end
   local answers = require "moonwire.cli.process.answers"
   local doors = doors_of(app, values, dir, answers)
   local code, why = app:run {
     once = values.once, drain = values.drain or settings.drain, watch = values.watch and dir,
-    control = not values.slot and control_of(dir) or nil, command = doors.command, changed = doors.changed,
+    control = path, command = doors.command, changed = doors.changed,
     beat = doors.beat,
   }
   answers.stop()
+  close()
   if not code then fail.raise(fail.FAILED, why) end
   summarise(app)
   app:close()

@@ -56,8 +56,8 @@ return {
   name = "status",
   summary = "Tells how the pipelines of a running project stand, over all its workers.",
   details = "Rates are of the last 10 s, handler times (P50, P99) of the last 30 to 60 s; of several workers the\n"
-    .. "slowest counts. HANDLED and DEAD count since the\n"
-    .. "supervisor started. A worker that does not answer is told from what it last wrote.",
+    .. "slowest counts. HANDLED and DEAD count since the supervisor started. A worker that does not answer is\n"
+    .. "told from what it last wrote.",
   arguments = { { "DIR", "the project's folder (default: the current one)", optional = true } },
   flags = {
     { "each", nil, "each worker for itself" },
