@@ -198,4 +198,34 @@ describe("rabbitmq, losses:", function()
     local tries = of(h, "try", "m1")
     assert.is_true(tries[2].more - tries[1].more > 3.9, "it came too early")
   end)
+
+  --- Messages that expire ---------------------------------------------------------------------------------------------
+
+  it("a message that expires waits out its retries and its delay, and its dead letter stays", function()
+    local h = new()
+    h:start { settings = [[order = "none", retry = { attempts = 2, backoff = "fixed", base = 2, jitter = 0 },]],
+              handler = [[
+      function M.handle(msg)
+        trace("try", msg, msg.headers.expiration)
+        error("no", 0)
+      end]] }
+    h:publish { { "x", id = "first" } }
+    h:wait(function() return #h:dead() == 1 end, 20, "the first dead letter") -- it reads, and nothing else waits
+    local headers = { expiration = "700" }
+    local published = require("moonwire").now()
+    h:publish { { "x", id = "m1", headers = headers }, { "x", id = "m2", delay = 2, headers = headers } }
+    h:wait(function() return #h:dead() == 3 end, 20, "the dead letters")
+    for _, id in ipairs { "m1", "m2" } do
+      local tries = of(h, "try", id)
+      assert.same({ 1, 2 }, attempts(h, "try", id))
+      assert.is_true(tries[2].time - tries[1].time > 1.9, id .. " came again after " .. tries[2].time - tries[1].time)
+      assert.equal("700", tries[1].more)
+      assert.equal("700", tries[2].more)
+    end
+    assert.is_true(of(h, "try", "m2")[1].time - published > 1.9, "the delay was not kept")
+    h:stay(1.5)
+    local dead = h:dead()
+    assert.equal(3, #dead)
+    for _, m in ipairs(dead) do assert.equal(m.id ~= "first" and "700" or nil, m.headers.expiration) end
+  end)
 end)
