@@ -118,6 +118,32 @@ describe("rabbitmq, losses:", function()
     h:wait_settled()
   end)
 
+  it("the broker's consumer_timeout is told, and is no crash", function()
+    local function set(name, value)
+      return server:eval(([[Old = application:get_env(rabbit, %s), application:set_env(rabbit, %s, %s), Old]]):format(name,
+        name, value)):match "{ok,(.*)}"
+    end
+    local timeout, tick = set("consumer_timeout", 2000), set("channel_tick_interval", 500)
+    finally(function()
+      set("consumer_timeout", timeout or 1800000)
+      set("channel_tick_interval", tick or 60000)
+    end)
+    local h = new()
+    local worker = h:start { settings = 'order = "key", timeout = 60, retry = { attempts = 2, base = 0.05 },',
+                             handler = [[
+      function M.handle(msg)
+        trace("begin", msg)
+        if mw.shared.incr(msg.id, 1, 0) <= 3 then mw.sleep(4) end
+        trace("done", msg)
+      end]] }
+    h:publish { { "x", id = "m1", key = "a" } }
+    h:wait(function() return #of(h, "begin", "m1") == 4 end, 60, "m1 to begin")
+    h:wait_settled("in", 20)
+    assert.same({ 1, 1, 1, 1 }, attempts(h, "begin", "m1"))
+    assert.same({}, h:dead())
+    assert.matches("within the broker's consumer_timeout", worker.child:stderr(), 1, true)
+  end)
+
   --- Alarms -----------------------------------------------------------------------------------------------------------
 
   for _, order in ipairs { "key", "none" } do
