@@ -120,8 +120,8 @@ describe("rabbitmq, losses:", function()
 
   it("the broker's consumer_timeout is told, and is no crash", function()
     local function set(name, value)
-      return server:eval(([[Old = application:get_env(rabbit, %s), application:set_env(rabbit, %s, %s), Old]]):format(name,
-        name, value)):match "{ok,(.*)}"
+      return server:eval(([[Old = application:get_env(rabbit, %s), application:set_env(rabbit, %s, %s),
+        Old]]):format(name, name, value)):match "{ok,(.*)}"
     end
     local timeout, tick = set("consumer_timeout", 2000), set("channel_tick_interval", 500)
     finally(function()
@@ -181,7 +181,8 @@ describe("rabbitmq, losses:", function()
     it("a retry is not lost when its queue is full: " .. name, function()
       local h = new()
       h:start { settings = ([[from = broker:channel("in", { %s }), order = "none", concurrency = 1,
-                  buffer = { count = 2 }, timeout = 60, retry = { attempts = 5, base = 0.5, jitter = 0 },]]):format(options),
+                  buffer = { count = 2 }, timeout = 60,
+                  retry = { attempts = 5, base = 0.5, jitter = 0 },]]):format(options),
                 handler = [[
         function M.handle(msg)
           trace("try", msg)
@@ -194,7 +195,7 @@ describe("rabbitmq, losses:", function()
       h:wait_for("try", 1)
       h:publish { { "x", id = "slow" } }
       h:wait_for("try", 2)
-      for i = 1, 3 do h:publish { { "x", id = "m" .. i } } end -- it is full, and stays so for longer than the retry waits
+      for i = 1, 3 do h:publish { { "x", id = "m" .. i } } end -- it is full, for longer than the retry waits
       h:wait_for("done", 5, 20)
       assert.same({ 1, 2 }, attempts(h, "try", "bad"))
       h:wait_settled()
