@@ -37,6 +37,7 @@ local function entry(name, url, more)
     end,
     close = function(h) rabbitmq.get():drop_vhost(h.vhost) end,
     notes = 0.3,
+    counts = "deaths", -- not a connection that a worker lost and has again
     lacks = LACKS,
   }
   for field, value in pairs(more or {}) do fields[field] = value end

@@ -118,6 +118,32 @@ describe("rabbitmq, losses:", function()
     h:wait_settled()
   end)
 
+  it("the broker's consumer_timeout is told, and is no crash", function()
+    local function set(name, value)
+      return server:eval(([[Old = application:get_env(rabbit, %s), application:set_env(rabbit, %s, %s),
+        Old]]):format(name, name, value)):match "{ok,(.*)}"
+    end
+    local timeout, tick = set("consumer_timeout", 2000), set("channel_tick_interval", 500)
+    finally(function()
+      set("consumer_timeout", timeout or 1800000)
+      set("channel_tick_interval", tick or 60000)
+    end)
+    local h = new()
+    local worker = h:start { settings = 'order = "key", timeout = 60, retry = { attempts = 2, base = 0.05 },',
+                             handler = [[
+      function M.handle(msg)
+        trace("begin", msg)
+        if mw.shared.incr(msg.id, 1, 0) <= 3 then mw.sleep(4) end
+        trace("done", msg)
+      end]] }
+    h:publish { { "x", id = "m1", key = "a" } }
+    h:wait(function() return #of(h, "begin", "m1") == 4 end, 60, "m1 to begin")
+    h:wait_settled("in", 20)
+    assert.same({ 1, 1, 1, 1 }, attempts(h, "begin", "m1"))
+    assert.same({}, h:dead())
+    assert.matches("within the broker's consumer_timeout", worker.child:stderr(), 1, true)
+  end)
+
   --- Alarms -----------------------------------------------------------------------------------------------------------
 
   for _, order in ipairs { "key", "none" } do
@@ -155,7 +181,8 @@ describe("rabbitmq, losses:", function()
     it("a retry is not lost when its queue is full: " .. name, function()
       local h = new()
       h:start { settings = ([[from = broker:channel("in", { %s }), order = "none", concurrency = 1,
-                  buffer = { count = 2 }, timeout = 60, retry = { attempts = 5, base = 0.5, jitter = 0 },]]):format(options),
+                  buffer = { count = 2 }, timeout = 60,
+                  retry = { attempts = 5, base = 0.5, jitter = 0 },]]):format(options),
                 handler = [[
         function M.handle(msg)
           trace("try", msg)
@@ -168,7 +195,7 @@ describe("rabbitmq, losses:", function()
       h:wait_for("try", 1)
       h:publish { { "x", id = "slow" } }
       h:wait_for("try", 2)
-      for i = 1, 3 do h:publish { { "x", id = "m" .. i } } end -- it is full, and stays so for longer than the retry waits
+      for i = 1, 3 do h:publish { { "x", id = "m" .. i } } end -- it is full, for longer than the retry waits
       h:wait_for("done", 5, 20)
       assert.same({ 1, 2 }, attempts(h, "try", "bad"))
       h:wait_settled()
@@ -197,5 +224,35 @@ describe("rabbitmq, losses:", function()
     assert.same({ 1, 2, 3 }, attempts(h, "try", "m1"))
     local tries = of(h, "try", "m1")
     assert.is_true(tries[2].more - tries[1].more > 3.9, "it came too early")
+  end)
+
+  --- Messages that expire ---------------------------------------------------------------------------------------------
+
+  it("a message that expires waits out its retries and its delay, and its dead letter stays", function()
+    local h = new()
+    h:start { settings = [[order = "none", retry = { attempts = 2, backoff = "fixed", base = 2, jitter = 0 },]],
+              handler = [[
+      function M.handle(msg)
+        trace("try", msg, msg.headers.expiration)
+        error("no", 0)
+      end]] }
+    h:publish { { "x", id = "first" } }
+    h:wait(function() return #h:dead() == 1 end, 20, "the first dead letter") -- it reads, and nothing else waits
+    local headers = { expiration = "700" }
+    local published = require("moonwire").now()
+    h:publish { { "x", id = "m1", headers = headers }, { "x", id = "m2", delay = 2, headers = headers } }
+    h:wait(function() return #h:dead() == 3 end, 20, "the dead letters")
+    for _, id in ipairs { "m1", "m2" } do
+      local tries = of(h, "try", id)
+      assert.same({ 1, 2 }, attempts(h, "try", id))
+      assert.is_true(tries[2].time - tries[1].time > 1.9, id .. " came again after " .. tries[2].time - tries[1].time)
+      assert.equal("700", tries[1].more)
+      assert.equal("700", tries[2].more)
+    end
+    assert.is_true(of(h, "try", "m2")[1].time - published > 1.9, "the delay was not kept")
+    h:stay(1.5)
+    local dead = h:dead()
+    assert.equal(3, #dead)
+    for _, m in ipairs(dead) do assert.equal(m.id ~= "first" and "700" or nil, m.headers.expiration) end
   end)
 end)

@@ -72,10 +72,14 @@ void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue
 
 /* RabbitMQ 4 drops a message of a quorum queue at its 21st delivery, if there is no dead-letter exchange:
  * after so many restarts of its readers it would be lost. Who wants that says so. */
+void rmq_unlimit(const rmq_conn *c, rmq_queue_options *o) {
+    bool quorum = o->type && strcmp(o->type, "quorum") == 0;
+    if (quorum && c->server >= 4 && o->delivery_limit < 0 && !o->dead_exchange) o->delivery_limit = UNLIMITED;
+}
+
 void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue) {
     rmq_queue_options o = *rmq_options_of(c, queue);
-    bool quorum = o.type && strcmp(o.type, "quorum") == 0;
-    if (quorum && c->server >= 4 && o.delivery_limit < 0 && !o.dead_exchange) o.delivery_limit = UNLIMITED;
+    rmq_unlimit(c, &o);
     rmq_put_queue_declare(b, channel, queue, &o, false);
 }
 

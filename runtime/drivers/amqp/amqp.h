@@ -149,6 +149,7 @@ void rmq_note_stream(rmq_conn *c, const char *queue); /* the broker said so */
 const rmq_queue_options *rmq_options_of(rmq_conn *c, const char *queue);
 void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive);
 void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue); /* it is not there */
+void rmq_unlimit(const rmq_conn *c, rmq_queue_options *o); /* deliveries of one that is made */
 void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o,
                            bool passive);
 

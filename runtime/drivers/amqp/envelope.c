@@ -82,6 +82,10 @@ static void add_value(rmq_envelope *e, rmq_str name, const rmq_value *v) {
     mw_buf_free(&text);
 }
 
+/* Of a message that waits in a delay queue, or for somebody to look at a dead letter: as a property it would
+ * end that. */
+static const char KEPT_EXPIRATION[] = "mw-expiration";
+
 static void read_own(rmq_envelope *e, rmq_str name, const rmq_value *v) {
     if (is(name, "mw-key")) {
         e->parts.key = v->text.data ? v->text.data : "";
@@ -95,6 +99,8 @@ static void read_own(rmq_envelope *e, rmq_str name, const rmq_value *v) {
         e->first_error = v->text;
     } else if (is(name, "mw-x-death")) {
         add_value(e, (rmq_str){"x-death", 7}, v);
+    } else if (is(name, KEPT_EXPIRATION)) {
+        add_value(e, (rmq_str){"expiration", 10}, v);
     } else {
         add_value(e, name, v);
     }
@@ -260,6 +266,11 @@ static void put_header(mw_buf *b, const mw_header *h) {
     rmq_put_long(b, h->value, h->value_len);
 }
 
+static bool outlives(const mw_parts *p, const rmq_stamp *stamp) {
+    mw_header reason;
+    return (stamp && stamp->waits) || mw_headers_find(p->headers, p->headers_len, "mw-dead-reason", &reason);
+}
+
 static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_header *found,
                       uint16_t *flags) {
     size_t mark = rmq_open(b), at = 0;
@@ -276,7 +287,10 @@ static void put_table(mw_buf *b, const mw_parts *p, const rmq_stamp *stamp, mw_h
     }
     for (mw_header h; mw_headers_next(p->headers, p->headers_len, &at, &h);) {
         int place = place_of(&h);
-        if (place >= 0 && (properties[place].flag != HAS_EXPIRATION || is_number(&h))) {
+        if (place >= 0 && properties[place].flag == HAS_EXPIRATION && outlives(p, stamp)) {
+            rmq_put_field(b, KEPT_EXPIRATION, 'S');
+            rmq_put_long(b, h.value, h.value_len);
+        } else if (place >= 0 && (properties[place].flag != HAS_EXPIRATION || is_number(&h))) {
             found[place] = h;
             *flags |= properties[place].flag;
         } else if (!is_brokers_own(&h) && !(typed.at != typed.end && put_typed(b, &h, typed))) {

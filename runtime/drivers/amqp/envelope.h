@@ -29,6 +29,7 @@ bool rmq_envelope_read(rmq_reader payload, const rmq_route *route, mw_headers *s
 typedef struct rmq_stamp { /* what is said about a message beside its parts */
     uint32_t failures;
     mw_text *first_error;
+    bool waits; /* in a delay queue, where its own expiration must not count */
 } rmq_stamp;
 
 /* Appends the payload of a header frame. */

@@ -545,6 +545,7 @@ bool rmq_journal_loaded(rmq_journal *j) {
     if (j->state != UNREAD) return j->state == READ;
     j->state = READING;
     rmq_sub_hold(j->sub, false); /* the answer comes over this line */
+    rmq_out(j->sub->conn);       /* it connects meanwhile: what is read is written next */
     if (!j->chan.line)
         rmq_chan_add(j->sub->line, &j->chan, RMQ_CHAN_JOURNAL, &reading, j);
     else if (j->chan.open)

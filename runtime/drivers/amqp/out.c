@@ -409,6 +409,7 @@ void rmq_send_to(rmq_conn *c, rmq_pub *p, rmq_target *to) {
     p->to = to;
     p->place = ++c->places;
     p->tries = 0;
+    p->stamp.waits = to->kind == RMQ_TO_TIER;
     p->returned = p->dropped = p->under_way = false;
     if (!rmq_out(c)) {
         mw_error e;

@@ -136,6 +136,7 @@ rmq_target *rmq_target_journal(rmq_conn *c, const char *name) {
 /* It holds one message, the newest. */
 static void put_journal(mw_buf *b, const rmq_conn *c, const rmq_target *t) {
     rmq_queue_options o = {.type = c->defaults.type, .max_length = 1, .delivery_limit = -1};
+    rmq_unlimit(c, &o); /* to read it is a delivery */
     rmq_put_queue_declare(b, RMQ_CHAN_ADMIN, t->name, &o, c->declare == RMQ_DECLARE_PASSIVE);
 }
 

@@ -156,6 +156,14 @@ static void opened(rmq_chan *chan) {
     s->wait_ms = 0;
 }
 
+static const char *what_closed(int code, const mw_error *why) {
+    if (code == 404) return "there is no such queue; waiting for it";
+    if (code == 406 && strstr(why->text, "timed out"))
+        return "a message was not acked within the broker's consumer_timeout, which took all of them back: "
+               "they are handled again; keep the pipeline's timeout and held retries below it";
+    return "the broker closed the channel";
+}
+
 /* What the closing of a channel means depends on what was asked last. */
 static void why_closed(rmq_sub *s, int code, const mw_error *why) {
     if (code == 404 && s->step == RMQ_FINDING && s->conn->declare == RMQ_DECLARE_AUTO) {
@@ -179,9 +187,7 @@ static void why_closed(rmq_sub *s, int code, const mw_error *why) {
     } else if (code == 403 && s->step == RMQ_COMPARING) {
         s->compared = true; /* we may not declare */
     } else if (code) {
-        complain(s, code,
-                 code == 404 ? "there is no such queue; waiting for it" : "the broker closed the channel",
-                 why->text);
+        complain(s, code, what_closed(code, why), why->text);
         s->missing = false;
         s->wait_ms = AGAIN_MS;
     }
