@@ -8,6 +8,7 @@
  *   out.c        publishing: confirms, returns, back-pressure
  *   targets.c    where publications go: queues that are declared first, exchanges, delay tiers
  *   consume.c    a subscription: declare, prefetch, deliver, fence
+ *   flow.c       how much the broker may send ahead
  *   settle.c     acks, retries, releases
  *   place.c      where a group has got to in a stream
  *   journal.c    what a crash must not forget of ordered messages: attempts, held retries
@@ -210,13 +211,19 @@ struct rmq_sub {
         RMQ_RUNNING,
         RMQ_STOPPING
     } step;
-    bool missing, paused, closing, held, standby;
+    bool missing, paused, closing, standby;
     bool compared, told_differs;
     bool without;  /* another process has the journal */
     bool keeps;    /* retries wait here: there is no queue for them, nor may one be made */
     int told_code; /* the broker's last reason that was logged; 0: it runs */
     uint32_t unit; /* one per channel that was opened: tags die with it */
-    uint32_t prefetch;
+    uint32_t prefetch; /* at most */
+    uint32_t ahead;    /* now: see flow.c */
+    int64_t usual_size;
+    size_t budget; /* bytes that the pipeline takes */
+    bool full;     /* the consumer was ended until there is room */
+    uint32_t consumers;
+    uint64_t reached; /* streams: the offset behind the last that came; 0: none */
     char tag[160];
     mw_timer again;
 
@@ -265,11 +272,16 @@ void rmq_asked_depth(rmq_sub *s, rmq_reader *r);
 /* tune.c */
 extern const rmq_chan_events rmq_consuming;
 void rmq_consume_stream(rmq_sub *s); /* the group's place is known now */
+void rmq_consume_again(rmq_sub *s);  /* on the same channel, after its consumer was ended */
+
+/* flow.c */
+uint32_t rmq_flow_first(rmq_sub *s); /* the prefetch of a consumer that begins */
+void rmq_flow_came(rmq_sub *s, size_t size);
+void rmq_flow_look(rmq_sub *s, size_t waiting); /* so many were not handed on */
 
 /* deliver.c */
 void rmq_came(rmq_chan *chan, rmq_content *k);
 void rmq_sub_pump(rmq_sub *s);
-void rmq_sub_hold(rmq_sub *s, bool on); /* reads nothing more for now */
 rmq_entry *rmq_entry_of(rmq_sub *s, uint64_t tag);
 void rmq_window_clear(rmq_sub *s);
 

@@ -6,7 +6,7 @@
 #include "drivers/amqp/amqp.h"
 
 enum { SPAN_MAX = 1000000 }; /* how far beyond its mark a stream is read */
-enum { BATCH = 256, HOLD_BYTES = 4 << 20 };
+enum { BATCH = 256 };
 
 /* ---- the window: deliveries by tag ---- */
 
@@ -58,12 +58,6 @@ void rmq_window_clear(rmq_sub *s) {
 /* ---- handing on ---- */
 
 static size_t waiting_count(const rmq_sub *s) { return s->waiting.len / sizeof(mw_incoming) - s->waiting_at; }
-
-void rmq_sub_hold(rmq_sub *s, bool on) {
-    if (s->held == on || !s->line || s->line->state != RMQ_READY) return;
-    s->held = on;
-    mw_stream_hold(s->line->stream, on);
-}
 
 /* Messages that came before wait until their history is known, and written down with this delivery in it. */
 static bool history_known(rmq_sub *s) {
@@ -143,7 +137,7 @@ void rmq_sub_pump(rmq_sub *s) {
         s->waiting.len = 0;
         s->waiting_at = s->waiting_bytes = 0;
     }
-    rmq_sub_hold(s, s->waiting_bytes > HOLD_BYTES);
+    rmq_flow_look(s, waiting_count(s));
 }
 
 static mw_message *make_message(rmq_content *k, const rmq_envelope *e) {
@@ -231,6 +225,8 @@ void rmq_came(rmq_chan *chan, rmq_content *k) {
                         .first_error = mw_text_ref(first)};
     s->waiting.len += sizeof *in;
     s->waiting_bytes += mw_message_size(m);
+    rmq_flow_came(s, mw_message_size(m));
+    s->reached = e.offset + 1;
     s->came++;
     s->activity++;
     if (e.failures && s->delayed) s->delayed--;

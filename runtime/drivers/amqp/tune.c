@@ -3,6 +3,7 @@
  * what comes next. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "drivers/amqp/amqp.h"
@@ -86,6 +87,8 @@ static void put_offset(rmq_sub *s, mw_buf *b) {
     size_t table = rmq_open(b);
     if (!s->place) {
         /* a queue has no places */
+    } else if (s->reached) {
+        rmq_put_number(b, "x-stream-offset", (int64_t)s->reached);
     } else if (rmq_place_known(s->place, &mark)) {
         rmq_put_number(b, "x-stream-offset", (int64_t)mark);
     } else if (!s->newest) {
@@ -99,12 +102,19 @@ static void put_offset(rmq_sub *s, mw_buf *b) {
     rmq_close(b, table);
 }
 
+/* Each has a name of its own: the acks of one must not make room for the next. */
+static void name_consumer(rmq_sub *s) {
+    snprintf(s->tag, sizeof s->tag, "moonwire.%.100s.%ld.%u", s->group, (long)getpid(), ++s->consumers);
+}
+
 static void consume(rmq_sub *s) {
     s->step = RMQ_TUNING_IN;
+    name_consumer(s);
+    uint32_t prefetch = rmq_flow_first(s);
     mw_buf *b = rmq_line_out(s->line);
     size_t f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_QOS);
     rmq_put_u32(b, 0);
-    rmq_put_u16(b, (uint16_t)s->prefetch);
+    rmq_put_u16(b, (uint16_t)prefetch);
     rmq_put_u8(b, 0);
     rmq_frame_end(b, f);
     f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_CONSUME);
@@ -116,6 +126,8 @@ static void consume(rmq_sub *s) {
     rmq_frame_end(b, f);
     rmq_line_send(s->line);
 }
+
+void rmq_consume_again(rmq_sub *s) { consume(s); }
 
 /* The group is ours, and what is known of its place was read. */
 void rmq_consume_stream(rmq_sub *s) {
@@ -191,7 +203,8 @@ static void closed(rmq_chan *chan, int code, const mw_error *why) {
     uint32_t unit = s->unit;
     why_closed(s, code, why);
     s->step = RMQ_ASLEEP;
-    s->held = s->resting = false;
+    s->resting = false;
+    s->reached = 0;
     mw_timer_stop(&s->again);
     bool any = s->top > s->base;
     rmq_window_clear(s);
