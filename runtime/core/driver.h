@@ -201,6 +201,8 @@ typedef struct mw_incoming {
     uint32_t attempt;   /* of this delivery, from 1 */
     int64_t not_before; /* wall ms; a held retry that was interrupted waits until then; 0 = now */
     mw_text *first_error; /* of earlier attempts, or NULL; the reference passes to the core */
+    const char *invalid;  /* static, or NULL. It could not be read whole, and why: no handler sees it, it
+                             becomes a dead letter */
 } mw_incoming;
 
 typedef struct mw_entry {
