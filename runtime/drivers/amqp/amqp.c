@@ -264,7 +264,11 @@ static size_t amqp_peers(mw_conn *conn, mw_peer *out, size_t max) {
     size_t n = 0;
     if (c->out && n < max) mw_stream_look(c->out->stream, "publisher", &out[n++]);
     for (rmq_sub *s = c->subs; s && n < max; s = s->next)
-        if (s->line) mw_stream_look(s->line->stream, "consumer", &out[n++]);
+        if (s->line) {
+            mw_stream_look(s->line->stream, "consumer", &out[n]);
+            if (*s->trouble) snprintf(out[n].error, sizeof out[n].error, "%s", s->trouble);
+            n++;
+        }
     return n;
 }
 

@@ -9,6 +9,7 @@
  *   targets.c    where publications go: queues that are declared first, exchanges, delay tiers
  *   consume.c    a subscription: declare, prefetch, deliver, fence
  *   flow.c       how much the broker may send ahead
+ *   large.c      messages over max_message
  *   settle.c     acks, retries, releases
  *   place.c      where a group has got to in a stream
  *   journal.c    what a crash must not forget of ordered messages: attempts, held retries
@@ -216,6 +217,8 @@ struct rmq_sub {
     bool without;  /* another process has the journal */
     bool keeps;    /* retries wait here: there is no queue for them, nor may one be made */
     int told_code; /* the broker's last reason that was logged; 0: it runs */
+    char trouble[300]; /* for `moonwire status`; "": none */
+    uint32_t left_behind, lost_places; /* messages that are neither handed on nor acked; of this consumer */
     uint32_t unit; /* one per channel that was opened: tags die with it */
     uint32_t prefetch; /* at most */
     uint32_t ahead;    /* now: see flow.c */
@@ -284,6 +287,9 @@ void rmq_came(rmq_chan *chan, rmq_content *k);
 void rmq_sub_pump(rmq_sub *s);
 rmq_entry *rmq_entry_of(rmq_sub *s, uint64_t tag);
 void rmq_window_clear(rmq_sub *s);
+
+/* large.c */
+void rmq_leave_behind(rmq_sub *s, const rmq_content *k, const rmq_envelope *e);
 
 /* settle.c */
 void rmq_settle(mw_sub *sub, const mw_settlement *list, size_t count);

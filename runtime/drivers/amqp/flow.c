@@ -33,6 +33,7 @@ static uint32_t wanted(const rmq_sub *s) {
 
 uint32_t rmq_flow_first(rmq_sub *s) {
     s->full = false;
+    s->lost_places = 0;
     bool late = way_of(s) == BY_CHANNEL || (way_of(s) == STAYS && !s->usual_size);
     s->ahead = late ? s->prefetch : wanted(s);
     return s->ahead;
@@ -47,11 +48,13 @@ static void limit_channel(rmq_sub *s, uint32_t count) {
     mw_buf *b = rmq_line_out(s->line);
     size_t f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_QOS);
     rmq_put_u32(b, 0);
-    rmq_put_u16(b, (uint16_t)(count < s->prefetch ? count : 0)); /* 0: the consumer's own is enough */
+    uint32_t all = count + s->left_behind;
+    rmq_put_u16(b, (uint16_t)(all < s->prefetch ? all : 0)); /* 0: the consumer's own is enough */
     rmq_put_u8(b, 1);                                            /* global */
     rmq_frame_end(b, f);
     rmq_line_send(s->line);
     s->ahead = count;
+    s->lost_places = 0;
 }
 
 /* What is on its way still comes, and is ours. */
@@ -74,7 +77,8 @@ void rmq_flow_look(rmq_sub *s, size_t waiting) {
     uint32_t want = wanted(s);
     bool narrower = s->waiting_bytes > AHEAD_BYTES && want < s->ahead - s->ahead / 4;
     bool wider = s->ahead < s->prefetch && (want / 2 >= s->ahead || want == s->prefetch);
-    if (!narrower && !wider) return;
+    bool worn = s->lost_places && s->lost_places >= s->ahead / 2; /* by messages that stay here: see large.c */
+    if (!narrower && !wider && !worn) return;
     switch (way_of(s)) {
     case STAYS: break;
     case BEGINS_AGAIN: end_consumer(s); break;

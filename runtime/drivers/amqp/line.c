@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 
-enum { LEAVE_MS = 3000, BODY_FIRST = 1 << 20 };
+enum { LEAVE_MS = 3000, PROVEN_MS = 2000, BODY_FIRST = 1 << 20 };
 
 static const mw_stream_events line_events;
 
@@ -32,6 +32,7 @@ static void release(rmq_line *l) {
 void rmq_line_free(rmq_line *l) {
     if (!l || l->dead) return;
     mw_timer_stop(&l->beat);
+    mw_timer_stop(&l->proven);
     mw_timer_stop(&l->leave);
     mw_stream_close(l->stream);
     l->stream = NULL;
@@ -193,10 +194,16 @@ static void open_channel(rmq_chan *c) {
     rmq_line_send(c->line);
 }
 
+static void is_proven(mw_timer *t) {
+    rmq_line *l = mw_container_of(t, rmq_line, proven);
+    if (l->stream) mw_stream_established(l->stream);
+}
+
+/* A login is no success yet: a broker that cuts us off right behind it is asked more and more seldom. */
 static void ready(rmq_line *l) {
     l->state = RMQ_READY;
     l->refused = false;
-    mw_stream_established(l->stream);
+    mw_timer_start_real(l->loop, &l->proven, PROVEN_MS, is_proven);
     l->events->up(l->owner);
     for (int i = 1; i <= RMQ_CHANNELS && !l->dead; i++)
         if (l->chans[i]) open_channel(l->chans[i]);
@@ -342,6 +349,16 @@ static void complete(rmq_chan *c, rmq_reader header, const char *body) {
     free(k.owned);
 }
 
+static void keep_header(rmq_chan *c, rmq_reader payload) {
+    c->header.len = 0;
+    mw_buf_add(&c->header, payload.at, (size_t)(payload.end - payload.at));
+}
+
+static rmq_reader kept_header(const rmq_chan *c) {
+    const unsigned char *h = (const unsigned char *)c->header.data;
+    return (rmq_reader){h, h + c->header.len, false};
+}
+
 static void header_came(rmq_chan *c, rmq_reader payload, const unsigned char *next,
                         const unsigned char *end) {
     rmq_reader r = payload;
@@ -351,8 +368,14 @@ static void header_came(rmq_chan *c, rmq_reader payload, const unsigned char *ne
     }
     rmq_u32(&r);
     c->body_size = rmq_u64(&r);
-    if (r.bad || c->body_size > (uint64_t)c->line->settings->max_message) {
-        nonsense(c->line, "a message over the limit (max_message)");
+    if (r.bad) {
+        nonsense(c->line, "a header that is cut short");
+        return;
+    }
+    if (c->body_size > (uint64_t)c->line->settings->max_message) {
+        c->content.too_large = c->body_size;
+        c->stage = RMQ_PASSING_OVER;
+        keep_header(c, payload);
         return;
     }
     /* The usual case: the whole body stands right behind, and is taken from where it is. */
@@ -370,14 +393,26 @@ static void header_came(rmq_chan *c, rmq_reader payload, const unsigned char *ne
             return; /* body_came finds header.len 0 */
         }
     }
-    c->header.len = 0;
-    mw_buf_add(&c->header, payload.at, (size_t)(payload.end - payload.at));
+    keep_header(c, payload);
     c->body_room = size < BODY_FIRST ? size : BODY_FIRST; /* it grows with what really comes */
     c->body = malloc(c->body_room);
     if (!c->body) abort();
 }
 
+static void pass_over(rmq_chan *c, size_t len) {
+    if (len > c->body_size) {
+        nonsense(c->line, "a body without a message");
+        return;
+    }
+    c->body_size -= len;
+    if (!c->body_size) complete(c, kept_header(c), "");
+}
+
 static void body_came(rmq_chan *c, const char *data, size_t len) {
+    if (c->stage == RMQ_PASSING_OVER) {
+        pass_over(c, len);
+        return;
+    }
     if (c->stage != RMQ_WANT_BODY || len > c->body_size - c->body_have) {
         nonsense(c->line, "a body without a message");
         return;
@@ -395,8 +430,7 @@ static void body_came(rmq_chan *c, const char *data, size_t len) {
     memcpy(c->body + c->body_have, data, len);
     c->body_have += len;
     if (c->body_have < c->body_size) return;
-    const unsigned char *h = (const unsigned char *)c->header.data;
-    complete(c, (rmq_reader){h, h + c->header.len, false}, c->body);
+    complete(c, kept_header(c), c->body);
 }
 
 /* ---- frames ---- */
@@ -536,6 +570,7 @@ static void line_down(void *owner, const mw_error *why) {
     rmq_line *l = owner;
     bool was_ready = l->state == RMQ_READY, tuning = l->state == RMQ_TUNING;
     mw_timer_stop(&l->beat);
+    mw_timer_stop(&l->proven);
     l->state = RMQ_AWAY;
     l->blocked = false;
     l->why = *why;

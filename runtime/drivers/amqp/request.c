@@ -1,5 +1,6 @@
 /* request.c - requests with direct reply-to: the reply comes to the publishing channel itself, without a
  * queue. It lives and dies with that channel, and so do requests that wait for one. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -115,9 +116,13 @@ void rmq_replied(rmq_conn *c, rmq_content *k) {
     for (rmq_request *r = c->requests; r; r = r->next) {
         if (r->id_len != e.correlation.len || memcmp(r->id, e.correlation.data, r->id_len) != 0) continue;
         mw_parts parts = e.parts;
+        mw_error why;
         parts.body = k->body;
         parts.body_len = k->body_len;
-        answer(r, mw_message_new(&parts), NULL);
+        if (k->too_large)
+            mw_fail(&why, MW_EUSAGE, false, "the reply has %" PRIu64 " bytes, over max_message of the URL",
+                    k->too_large);
+        answer(r, k->too_large ? NULL : mw_message_new(&parts), k->too_large ? &why : NULL);
         return;
     }
 }

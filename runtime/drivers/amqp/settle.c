@@ -115,7 +115,7 @@ void rmq_write_acks(rmq_sub *s) {
     if (!n || !s->line) return;
     const uint64_t *tags = (const uint64_t *)(void *)s->done.data;
     mw_buf *b = rmq_line_out(s->line);
-    uint64_t last = advance(s, &run);
+    uint64_t last = s->left_behind ? 0 : advance(s, &run);
     if (last) put_ack(b, last, run > 1);
     for (size_t i = 0; run < n && i < n; i++) {
         rmq_entry *e = rmq_entry_of(s, tags[i]);
@@ -125,6 +125,7 @@ void rmq_write_acks(rmq_sub *s) {
         run++;
     }
     s->done.len = 0;
+    if (s->left_behind) advance(s, &run); /* it stays without an ack: none may stand for all before it */
     rmq_line_send(s->line);
 }
 

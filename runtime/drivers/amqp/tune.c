@@ -205,6 +205,7 @@ static void closed(rmq_chan *chan, int code, const mw_error *why) {
     s->step = RMQ_ASLEEP;
     s->resting = false;
     s->reached = 0;
+    s->left_behind = 0;
     mw_timer_stop(&s->again);
     bool any = s->top > s->base;
     rmq_window_clear(s);
@@ -244,6 +245,7 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
         s->step = RMQ_RUNNING;
         s->standby = false;
         s->told_code = 0;
+        if (!s->left_behind) *s->trouble = '\0';
         if (s->place) rmq_journal_touch(s->journal, false); /* the group is there from now on */
         rmq_ask_depth(s);                                   /* for the first one who wants to know */
     } else if (method == RMQ_CANCEL && s->step == RMQ_RUNNING) {
