@@ -166,4 +166,138 @@ describe("rabbitmq, the protocol", function()
     raw_publish(h, "q", binary "small", "small", "[]")
     h:wait(function() return server:unsettled(h.vhost, "gone") == 1 and #h:messages "out" == 1 end, 10, "both")
   end)
+
+  --- Queues that cannot be had ----------------------------------------------------------------------------------------
+
+  local function project(text)
+    local work = cli.workdir()
+    work:write("moonwire.lua", 'local mw = require "moonwire"\nlocal broker = mw.connect(mw.env "BROKER_URL")\n' .. text)
+    return work
+  end
+
+  local function start(work, url)
+    return process.spawn { { cli.binary, "run", ".", "--workers", "0" }, cwd = work.path, env = { BROKER_URL = url } }
+  end
+
+  -- How often the broker wrote into its log that it closed a channel, or something else.
+  local function logged(pattern)
+    local count = 0
+    for name in io.popen("ls " .. server.dir .. "/log/*.log"):lines() do
+      for line in io.lines(name) do count = count + (line:find(pattern) and 1 or 0) end
+    end
+    return count
+  end
+
+  it("uses the URL's defaults for queues only, and refuses what cannot be", function()
+    local h = new()
+    local url = h.url .. "&queue_type=quorum&single_active=true"
+    local work = project [[
+mw.pipeline "p" { from = broker:channel("ev", { type = "stream" }), handler = function() end }
+]]
+    local run = start(work, url)
+    h:wait(function() return server:queue_exists(h.vhost, "mw.place.p@ev") end, 20, "the stream")
+    run:stop(10)
+    for line, text in pairs {
+      [ [[mw.pipeline "p" { from = broker:channel "q", handler = function() end }]] ] = false,
+      [ [[mw.pipeline "p" { from = broker:channel("q", { max_priority = 9 }), handler = function() end }]] ] =
+        'moonwire.lua:3: channel "q": max_priority does not go with type = "quorum", as the URL says',
+    } do
+      local result = project(line):run({ "check", "." }, { env = { BROKER_URL = url } })
+      assert.equal(text and 78 or 0, result.code, result.stderr)
+      if text then assert.truthy(result.stderr:find(text, 1, true), result.stderr) end
+    end
+    local both = work:run({ "check", "." }, { env = { BROKER_URL = h.url .. "&queue_type=quorum&max_priority=9" } })
+    assert.equal(78, both.code)
+    assert.matches("max_priority does not go with queue_type=quorum", both.stderr)
+  end)
+
+  it("says once why a queue cannot be made, shows it, and tries again seldom", function()
+    local h = new()
+    local before = logged "Channel error on connection"
+    local work = project [[
+broker:topology { queues = { q = { arguments = { ["x-max-priority"] = "nine" } } } }
+mw.pipeline "p" { from = broker:channel "q", handler = function() end }
+]]
+    local run = start(work, h.url)
+    h:wait(function() return run:stderr():find("does not make this queue", 1, true) end, 10, "the complaint")
+    h:stay(5)
+    local _, told = run:stderr():gsub("does not make this queue", "")
+    assert.equal(1, told, run:stderr())
+    assert.matches("x%-max%-priority", run:stderr())
+    local errors = logged "Channel error on connection" - before
+    assert.is_true(errors <= 8, errors .. " errors in the broker's log")
+    assert.matches("x%-max%-priority", work:run({ "status", "--json", "." }).stdout)
+    run:stop(10)
+  end)
+
+  --- The topology of the project --------------------------------------------------------------------------------------
+
+  local DECLARED = [[
+broker:topology {
+  exchanges = { e = { type = "fanout" }, upper = { type = "topic" } },
+  queues = { ["in"] = { max_priority = 5, max_length = 1000 } },
+  bindings = { { exchange = "e", queue = "in" }, { exchange = "upper", to_exchange = "e", key = "#" } },
+}
+mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish("out", msg.body, { id = msg.id }) end }
+mw.pipeline "q" { from = broker:channel "other", handler = function(msg)
+  mw.publish(broker:exchange "upper", msg.body, { routing_key = "k" })
+end }
+]]
+
+  local function arguments(h) return queue_eval(h, "in", "lists:sort(amqqueue:get_arguments(Q))") end
+
+  it("makes a queue as the topology says, with its exchanges and bindings, at start and when it was deleted", function()
+    local h = new()
+    local work = project(DECLARED)
+    local run = start(work, h.url)
+    local wanted = '[{<<"x-max-length">>,long,1000},{<<"x-max-priority">>,long,5}]'
+    h:wait(function() return server:queue_exists(h.vhost, "in") end, 10, "the queue")
+    assert.equal(wanted, arguments(h))
+    h:publish("other", { { "one", id = "m1" } })
+    h:wait(function() return #h:messages "out" == 1 end, 10, "a message through the exchanges")
+    queue_eval(h, "in", "rabbit_amqqueue:delete(Q, false, false, <<\"spec\">>)")
+    h:wait(function() return run:stderr():find("declaring it again", 1, true) end, 10, "the cancel")
+    h:wait(function() return server:queue_exists(h.vhost, "in") end, 10, "the queue, again")
+    assert.equal(wanted, arguments(h))
+    h:publish("other", { { "two", id = "m2" } })
+    h:wait(function() return #h:messages "out" == 2 end, 10, "another one")
+    local plan = work:run({ "topology", "apply", "." }, { env = { BROKER_URL = h.url } })
+    assert.equal(0, plan.code, plan.stdout .. plan.stderr)
+    assert.equal(0, (run:stop(20)), run:stderr())
+  end)
+
+  it("makes a queue as the topology says for a publish, too", function()
+    local h = new()
+    local work = project [[
+broker:topology { exchanges = { e = { type = "fanout" } }, queues = { out = { max_length = 7 } },
+  bindings = { { exchange = "e", queue = "out" } } }
+mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish("out", msg.body) end }
+]]
+    h:publish { { "x", id = "m1" } }
+    local result = work:run({ "run", ".", "--once", "--workers", "0" }, { env = { BROKER_URL = h.url } })
+    assert.equal(0, result.code, result.stderr)
+    assert.equal('[{<<"x-max-length">>,long,7}]', queue_eval(h, "out", "amqqueue:get_arguments(Q)"))
+    assert.equal("1", server:eval(("length(rabbit_binding:list_for_source(rabbit_misc:r(%s, exchange, <<\"e\">>)))")
+      :format(binary(h.vhost))))
+  end)
+
+  it("makes a queue without the part of the topology that is otherwise there, and says so", function()
+    local h = new()
+    server:eval(([[rabbit_exchange:declare(rabbit_misc:r(%s, exchange, <<"e">>), direct, true, false, false, [],
+      <<"spec">>)]]):format(binary(h.vhost)))
+    local run = start(project(DECLARED), h.url)
+    h:wait(function() return run:stderr():find("a part of the topology cannot be made", 1, true) end, 10, "the complaint")
+    h:publish { { "x", id = "m1" } }
+    h:wait(function() return #h:messages "out" == 1 end, 10, "the message")
+    assert.matches('part="exchange e"', run:stderr())
+    run:stop(20)
+  end)
+
+  it("makes nothing of the topology with declare=passive", function()
+    local h = new()
+    local run = start(project(DECLARED), h.url .. "&declare=passive")
+    h:wait(function() return run:stderr():find("waiting for it", 1, true) end, 10, "the complaint")
+    assert.is_false(server:queue_exists(h.vhost, "in"))
+    run:stop(20)
+  end)
 end)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/nearest.h"
 
 /* ---- queues ---- */
@@ -72,11 +73,36 @@ void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue
 
 /* RabbitMQ 4 drops a message of a quorum queue at its 21st delivery, if there is no dead-letter exchange:
  * after so many restarts of its readers it would be lost. Who wants that says so. */
-void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue) {
+static void put_own_queue(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue) {
     rmq_queue_options o = *rmq_options_of(c, queue);
     bool quorum = o.type && strcmp(o.type, "quorum") == 0;
     if (quorum && c->server >= 4 && o.delivery_limit < 0 && !o.dead_exchange) o.delivery_limit = UNLIMITED;
     rmq_put_queue_declare(b, channel, queue, &o, false);
+}
+
+uint32_t rmq_make_steps(rmq_conn *c, const char *queue) {
+    const rmq_recipe *r = rmq_options_of(c, queue)->recipe;
+    return r ? rmq_recipe_count(r) : 1;
+}
+
+void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, uint32_t step) {
+    const rmq_recipe *r = rmq_options_of(c, queue)->recipe;
+    if (r && step < rmq_recipe_count(r))
+        rmq_recipe_put(r, step, channel, b);
+    else
+        put_own_queue(b, c, channel, queue);
+}
+
+bool rmq_make_without(rmq_conn *c, const char *queue, uint32_t step, const mw_error *why) {
+    const rmq_recipe *r = rmq_options_of(c, queue)->recipe;
+    char name[600];
+    if (!r || step >= rmq_recipe_count(r) || !rmq_recipe_name(r, step, name, sizeof name)) return false;
+    mw_log_begin(MW_ERROR, "a part of the topology cannot be made; `moonwire topology plan` compares");
+    mw_log_text("queue", queue);
+    mw_log_text("part", name);
+    mw_log_text("error", why->text);
+    mw_log_end();
+    return true;
 }
 
 static void free_options(rmq_queue_options *o) {
@@ -84,6 +110,7 @@ static void free_options(rmq_queue_options *o) {
     free(o->overflow);
     free(o->dead_exchange);
     free(o->dead_key);
+    rmq_recipe_free(o->recipe);
     free(o);
 }
 
@@ -132,17 +159,51 @@ static void set_option(rmq_queue_options *o, const char *name, const char *value
     o->transient = !durable;
 }
 
-/* The options of a channel count when its queue is declared, and are compared by `moonwire topology plan`. */
+static const char *setting(const mw_channel_options *o, const char *name) {
+    for (size_t i = 0; i < o->setting_count; i++)
+        if (strcmp(o->settings[i].name, name) == 0) return o->settings[i].value;
+    return NULL;
+}
+
+/* The defaults of the URL are for queues: a stream has none of them, nor has a quorum queue priorities. */
+static void fit_defaults(rmq_queue_options *q, const mw_channel_options *o) {
+    bool stream = q->type && strcmp(q->type, "stream") == 0, quorum = q->type && strcmp(q->type, "quorum") == 0;
+    if ((stream || quorum) && !setting(o, "max_priority")) q->max_priority = 0;
+    if (stream && !setting(o, "single_active")) q->single_active = false;
+}
+
+/* What options begin with: of a queue of the topology nothing but what stands there, as `topology apply` makes
+ * it; then its channel may say more. Else the URL's defaults. */
+static rmq_queue_options *begin_options(rmq_conn *c, const char *channel, const char *topology,
+                                        rmq_queue_options *old) {
+    rmq_queue_options *q = calloc(1, sizeof *q);
+    if (!q) abort();
+    if (topology) {
+        q->delivery_limit = -1;
+        q->recipe = rmq_recipe_read(topology);
+    } else if (old && old->recipe) {
+        *q = *old;
+        q->type = copy(old->type);
+        q->overflow = copy(old->overflow);
+        q->dead_exchange = copy(old->dead_exchange);
+        q->dead_key = copy(old->dead_key);
+        old->recipe = NULL; /* it is the new one's */
+    } else {
+        *q = c->defaults;
+        q->type = copy(named_stream(c, channel) ? "stream" : c->defaults.type);
+    }
+    return q;
+}
+
+/* The options of a channel, or of a queue of the topology, count when the queue is declared. */
 static int amqp_declare(mw_conn *conn, const char *channel, const mw_channel_options *o, mw_error *e) {
     rmq_conn *c = (rmq_conn *)conn;
     (void)e;
-    rmq_queue_options *q = malloc(sizeof *q);
-    if (!q) abort();
-    *q = c->defaults;
-    q->type = copy(named_stream(c, channel) ? "stream" : c->defaults.type);
-    for (size_t i = 0; i < o->setting_count; i++) set_option(q, o->settings[i].name, o->settings[i].value);
     uint64_t hash = mw_hash64(channel, strlen(channel));
     rmq_queue_options *old = mw_map_get(&c->declared, hash);
+    rmq_queue_options *q = begin_options(c, channel, setting(o, "topology"), old);
+    for (size_t i = 0; i < o->setting_count; i++) set_option(q, o->settings[i].name, o->settings[i].value);
+    if (!q->recipe) fit_defaults(q, o);
     if (old) free_options(old);
     mw_map_put(&c->declared, hash, q);
     return 0;
@@ -196,6 +257,9 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
     if (auth && !(s->stream.tls.on && s->stream.tls.cert))
         return mw_fail(e, MW_EUSAGE, false,
                        "auth=external is a login by certificate: use amqps:// with cert=FILE");
+    if (type && mw_url_option(u, "max_priority"))
+        return mw_fail(e, MW_EUSAGE, false,
+                       "max_priority does not go with queue_type=quorum: a quorum queue has none");
     if (strlen(u->path) > 255) return mw_fail(e, MW_EUSAGE, false, "the vhost's name is over 255 bytes");
     c->defaults.type = mw_url_option(u, "queue_type") ? copy(types[type]) : NULL;
     c->defaults.delivery_limit = -1;
@@ -266,7 +330,7 @@ static size_t amqp_peers(mw_conn *conn, mw_peer *out, size_t max) {
     for (rmq_sub *s = c->subs; s && n < max; s = s->next)
         if (s->line) {
             mw_stream_look(s->line->stream, "consumer", &out[n]);
-            if (*s->trouble) snprintf(out[n].error, sizeof out[n].error, "%s", s->trouble);
+            if (*s->trouble) snprintf(out[n].error, sizeof out[n].error, "%.*s", MW_ERROR_TEXT - 1, s->trouble);
             n++;
         }
     return n;

@@ -37,6 +37,7 @@ typedef struct rmq_queue_options {
     int64_t max_priority, ttl_ms, expires_ms, max_length, max_bytes, delivery_limit; /* 0 (-1): not given */
     bool single_active, lazy;
     bool transient, exclusive, auto_delete; /* transient: not durable */
+    struct rmq_recipe *recipe;              /* NULL: the project's topology does not have it */
 } rmq_queue_options;
 
 /* ---- publishing ---- */
@@ -138,7 +139,12 @@ bool rmq_is_stream(rmq_conn *c, const char *queue);
 void rmq_note_stream(rmq_conn *c, const char *queue); /* the broker said so */
 const rmq_queue_options *rmq_options_of(rmq_conn *c, const char *queue);
 void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive);
-void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue); /* it is not there */
+/* It is not there: what makes it, one synchronous method at a time, is more than one step where the project's
+ * topology has exchanges and bindings for it. */
+uint32_t rmq_make_steps(rmq_conn *c, const char *queue);
+void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, uint32_t step);
+/* The broker refused a step. true: it was told, and the queue can be made without it. */
+bool rmq_make_without(rmq_conn *c, const char *queue, uint32_t step, const mw_error *why);
 void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o,
                            bool passive);
 
@@ -216,8 +222,10 @@ struct rmq_sub {
     bool compared, told_differs;
     bool without;  /* another process has the journal */
     bool keeps;    /* retries wait here: there is no queue for them, nor may one be made */
+    uint32_t made;  /* steps of making the queue that are over */
+    uint32_t tries; /* how often the broker closed the channel since it ran */
     int told_code; /* the broker's last reason that was logged; 0: it runs */
-    char trouble[300]; /* for `moonwire status`; "": none */
+    char trouble[MW_ERROR_TEXT + 300]; /* for `moonwire status`; "": none */
     uint32_t left_behind, lost_places; /* messages that are neither handed on nor acked; of this consumer */
     uint32_t unit; /* one per channel that was opened: tags die with it */
     uint32_t prefetch; /* at most */
@@ -343,6 +351,14 @@ void rmq_remove(mw_conn *conn, const mw_removal *r);
 void rmq_looks_lost(rmq_conn *c, const mw_error *why);
 void rmq_looks_go(rmq_conn *c);
 void rmq_looks_free(rmq_conn *c);
+
+/* topology.c */
+typedef struct rmq_recipe rmq_recipe; /* exchanges, a queue and its bindings, in the order in which they are made */
+rmq_recipe *rmq_recipe_read(const char *json);
+void rmq_recipe_free(rmq_recipe *r); /* NULL is fine */
+uint32_t rmq_recipe_count(const rmq_recipe *r);
+void rmq_recipe_put(const rmq_recipe *r, uint32_t at, uint16_t channel, mw_buf *b);
+bool rmq_recipe_name(const rmq_recipe *r, uint32_t at, char *out, size_t size); /* false: it is the queue */
 
 /* request.c */
 void rmq_request_send(mw_conn *conn, const mw_publication *p, int64_t timeout_ms);

@@ -19,6 +19,7 @@ typedef struct declaration { /* the job that finds or makes a target's queue */
     rmq_job job;
     rmq_target *target;
     bool make;
+    uint32_t made; /* steps */
 } declaration;
 
 static rmq_target *find(rmq_conn *c, const char *name) {
@@ -168,7 +169,7 @@ static void declaration_start(rmq_job *j, rmq_conn *c, mw_buf *out) {
     else if (d->target->kind == RMQ_TO_JOURNAL)
         put_journal(out, c, d->target);
     else if (d->make)
-        rmq_put_make(out, c, RMQ_CHAN_ADMIN, d->target->name);
+        rmq_put_make(out, c, RMQ_CHAN_ADMIN, d->target->name, d->made);
     else
         rmq_put_declare(out, c, RMQ_CHAN_ADMIN, d->target->name, true);
 }
@@ -274,9 +275,15 @@ static void not_there(rmq_target *t, const mw_error *why) {
 static bool declaration_reply(rmq_job *j, rmq_conn *c, uint32_t method, rmq_reader *r) {
     declaration *d = mw_container_of(j, declaration, job);
     (void)method, (void)r;
+    if (d->make && ++d->made < rmq_make_steps(c, d->target->name)) return false;
     there(c, d->target);
     free(d);
     return true;
+}
+
+/* It is there, with other arguments or for somebody else: good enough. */
+static bool is_there(int code, const mw_error *why) {
+    return code == 405 || (code == 406 && strstr(why->text, "inequivalent arg"));
 }
 
 static bool declaration_failed(rmq_job *j, rmq_conn *c, int code, const mw_error *why) {
@@ -292,10 +299,12 @@ static bool declaration_failed(rmq_job *j, rmq_conn *c, int code, const mw_error
     bool ours = d->target->kind != RMQ_TO_EXCHANGE && !rmq_options_of(c, d->target->name)->exclusive;
     if (code == 404 && !d->make && c->declare == RMQ_DECLARE_AUTO && ours) {
         d->make = true;
+        d->made = 0;
         return false;
     }
-    if (code == 406 ||
-        code == 405) { /* it is there, with other arguments or for somebody else: good enough */
+    bool without = d->make && rmq_make_without(c, d->target->name, d->made, why);
+    if (without && ++d->made < rmq_make_steps(c, d->target->name)) return false;
+    if (without || is_there(code, why)) {
         there(c, d->target);
     } else {
         mw_error e;

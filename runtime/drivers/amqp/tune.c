@@ -8,12 +8,12 @@
 #include "base/log.h"
 #include "drivers/amqp/amqp.h"
 
-enum { STANDBY_MS = 300, AGAIN_MS = 2000 };
+enum { STANDBY_MS = 300, AGAIN_MS = 2000, AGAIN_MOST_MS = 30000 };
 
 static void ask(rmq_sub *s, bool make) {
     s->step = make ? RMQ_MAKING : RMQ_FINDING;
     if (make)
-        rmq_put_make(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue);
+        rmq_put_make(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, s->made);
     else
         rmq_put_declare(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, true);
     rmq_line_send(s->line);
@@ -34,13 +34,24 @@ static void compare(rmq_sub *s) {
     rmq_line_send(s->line);
 }
 
+/* Less and less often, until it runs. */
+static void try_later(rmq_sub *s) {
+    int64_t ms = (int64_t)AGAIN_MS << (s->tries < 8 ? s->tries : 8);
+    s->tries++;
+    s->missing = false;
+    s->wait_ms = ms < AGAIN_MOST_MS ? ms : AGAIN_MOST_MS;
+}
+
 /* What differs is theirs to decide, as long as the order does not hang on it: others could read beside us.
  * What was not said here does not differ; the topology, or somebody else, has said more. */
 static void differs(rmq_sub *s, const mw_error *why) {
     bool vital = strstr(why->text, "'x-single-active-consumer'") || strstr(why->text, "'x-queue-type'");
     bool fatal = vital && s->order != MW_ORDER_NONE && rmq_options_of(s->conn, s->queue)->single_active;
     s->compared = !fatal;
-    if (fatal) s->wait_ms = AGAIN_MS;
+    if (fatal) {
+        try_later(s);
+        snprintf(s->trouble, sizeof s->trouble, "queue %s: %s", s->queue, why->text);
+    }
     if (!vital && strstr(why->text, "received none")) return;
     if (s->told_differs) return;
     s->told_differs = true;
@@ -147,6 +158,7 @@ static void later(rmq_sub *s, int64_t ms) {
 
 /* Once, until it runs or the reason is another one. */
 static void complain(rmq_sub *s, int code, const char *text, const char *why) {
+    snprintf(s->trouble, sizeof s->trouble, "queue %s: %s", s->queue, why);
     if (s->told_code == code) return;
     s->told_code = code;
     mw_log_begin(MW_ERROR, text);
@@ -171,6 +183,7 @@ static void opened(rmq_chan *chan) {
 static void why_closed(rmq_sub *s, int code, const mw_error *why) {
     if (code == 404 && s->step == RMQ_FINDING && s->conn->declare == RMQ_DECLARE_AUTO) {
         s->missing = true;
+        s->made = 0;
     } else if (code && s->step == RMQ_LOCKING && !s->place) {
         s->without = true;
         rmq_journal_silence(s->journal, true);
@@ -183,7 +196,10 @@ static void why_closed(rmq_sub *s, int code, const mw_error *why) {
         }
         s->standby = true;
         s->wait_ms = STANDBY_MS;
-    } else if (code == 406 && s->step == RMQ_MAKING) {
+    } else if (code && s->step == RMQ_MAKING && rmq_make_without(s->conn, s->queue, s->made, why)) {
+        s->made++;
+        s->missing = s->made < rmq_make_steps(s->conn, s->queue);
+    } else if (code == 406 && s->step == RMQ_MAKING && strstr(why->text, "inequivalent arg")) {
         s->missing = false; /* somebody made it in the meantime, otherwise */
     } else if (code == 406 && s->step == RMQ_COMPARING) {
         differs(s, why);
@@ -191,10 +207,11 @@ static void why_closed(rmq_sub *s, int code, const mw_error *why) {
         s->compared = true; /* we may not declare */
     } else if (code) {
         complain(s, code,
-                 code == 404 ? "there is no such queue; waiting for it" : "the broker closed the channel",
+                 code == 404                ? "there is no such queue; waiting for it"
+                 : s->step == RMQ_MAKING ? "the broker does not make this queue; trying again"
+                                         : "the broker closed the channel",
                  why->text);
-        s->missing = false;
-        s->wait_ms = AGAIN_MS;
+        try_later(s);
     }
 }
 
@@ -226,8 +243,11 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     rmq_sub *s = chan->owner;
     if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_FINDING && worth_comparing(s)) {
         compare(s);
-    } else if (method == RMQ_QUEUE_DECLARE_OK &&
-               (s->step == RMQ_FINDING || s->step == RMQ_COMPARING || s->step == RMQ_MAKING)) {
+    } else if (s->step == RMQ_MAKING && ++s->made < rmq_make_steps(s->conn, s->queue)) {
+        ask(s, true);
+    } else if (s->step == RMQ_MAKING ||
+               (method == RMQ_QUEUE_DECLARE_OK &&
+               (s->step == RMQ_FINDING || s->step == RMQ_COMPARING))) {
         s->missing = false;
         s->compared = true;
         if (needs_lock(s))
@@ -245,6 +265,7 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
         s->step = RMQ_RUNNING;
         s->standby = false;
         s->told_code = 0;
+        s->tries = 0;
         if (!s->left_behind) *s->trouble = '\0';
         if (s->place) rmq_journal_touch(s->journal, false); /* the group is there from now on */
         rmq_ask_depth(s);                                   /* for the first one who wants to know */
