@@ -53,5 +53,6 @@ return {
   require("spec.contract.rabbitmq").quorum,
   require("spec.contract.rabbitmq").stream,
   require("spec.contract.rabbitmq").tls,
+  require("spec.contract.rabbitmq").quorum_tls,
   require "spec.contract.kafka",
 }

@@ -300,4 +300,109 @@ mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish
     assert.is_false(server:queue_exists(h.vhost, "in"))
     run:stop(20)
   end)
+
+  --- Channels that are closed -----------------------------------------------------------------------------------------
+
+  it("keeps the connection when the broker closes a channel twice", function()
+    local h = new()
+    local function limits(timeout, tick)
+      server:eval(("application:set_env(rabbit, consumer_timeout, %d), application:set_env(rabbit, channel_tick_interval, %d)")
+        :format(timeout, tick))
+    end
+    limits(1000, 300) -- what has waited so long for its ack costs the channel, and is looked at again and again
+    finally(function() limits(1800000, 60000) end)
+    local worker = h:start { settings = "timeout = 60,", handler = [[
+      local first = true
+      function M.handle(msg)
+        trace("try", msg)
+        if first then
+          first = false
+          mw.sleep(5)
+        end
+      end]] }
+    h:publish { { "x", id = "m1" } }
+    h:wait(function() return worker.child:stderr():find("the broker closed the channel", 1, true) end, 20, "the timeout")
+    h:wait_settled("in", 20)
+    assert.is_nil(worker.child:stderr():find("connection lost", 1, true), worker.child:stderr())
+  end)
+
+  it("asks a broker that cuts it off after the login more and more seldom", function()
+    local h = new()
+    local worker = h:start { handler = "function M.handle() end" }
+    h:ready()
+    server:eval [[spawn(fun() ->
+      Close = fun Close(0) -> ok; Close(N) ->
+        [catch rabbit_networking:close_connection(P, "closed by a spec") || P <- rabbit_networking:connections()],
+        timer:sleep(20),
+        Close(N - 1)
+      end,
+      Close(200) end)]]
+    h:stay(5)
+    local status = process.run { { cli.binary, "status", "--json", worker.dir }, timeout = 20 }
+    local connects = 0
+    for n in status.stdout:gmatch '"connects":(%d+)' do connects = math.max(connects, tonumber(n)) end
+    assert.is_true(connects > 1 and connects < 14, connects .. " logins\n" .. status.stdout)
+    h:publish { { "x", id = "m1" } }
+    h:wait_settled("in", 20)
+  end)
+
+  --- Requests and replies ---------------------------------------------------------------------------------------------
+
+  it("does not send a request later that nobody waits for any more", function()
+    local h = new()
+    server:declare(h.vhost, "prices")
+    local worker = h:start { settings = "retry = { attempts = 1 },", handler = [[
+      function M.handle(msg) mw.request("prices", "x", { timeout = 1 }) end]] }
+    h:publish { { "warm", id = "m0" } }
+    h:wait(function() return server:unsettled(h.vhost, "prices") == 1 and #h:dead() == 1 end, 20, "the first request")
+    server:alarm(true)
+    finally(function() server:alarm(false) end)
+    raw_publish(h, "in", binary "x", "m1", "[]") -- the broker tells whoever publishes next
+    h:wait(function() return worker.child:stderr():find("blocks publishing", 1, true) end, 20, "the notice")
+    raw_publish(h, "in", binary "x", "m2", "[]")
+    h:stay(2.5)
+    server:alarm(false)
+    h:wait(function() return #h:dead() == 3 end, 20, "the others")
+    assert.equal(2, server:unsettled(h.vhost, "prices"))
+  end)
+
+  it("makes no queue for a reply, and drops one that nobody waits for", function()
+    local h = new()
+    server:declare(h.vhost, "there")
+    local worker = h:start { handler = [[function M.handle(msg) mw.reply "answer" trace("done", msg) end]] }
+    h:publish { { "x", id = "m1", headers = { ["reply-to"] = "gone" } },
+                { "x", id = "m2", headers = { ["reply-to"] = "there" } } }
+    h:wait_for("done", 2)
+    h:wait_settled()
+    assert.is_false(server:queue_exists(h.vhost, "gone"))
+    assert.equal("answer", h:messages("there")[1].body)
+    assert.matches("a reply was dropped[^\n]+queue=gone", worker.child:stderr())
+    assert.equal(0, #h:dead(), worker.child:stderr())
+  end)
+
+  --- Rights -----------------------------------------------------------------------------------------------------------
+
+  it("loses nothing where it may declare and read, but not write", function()
+    local h = new()
+    local function permit(write)
+      server:eval(([[rabbit_auth_backend_internal:set_permissions(<<"reader">>, %s, <<".*">>, %s, <<".*">>, <<"spec">>)]])
+        :format(binary(h.vhost), binary(write)))
+    end
+    permit "^$"
+    local before = logged "ACCESS_REFUSED"
+    h:publish { { "x", id = "m1" } }
+    local url = h.url
+    h.url = url:gsub("guest:guest", "reader:reader")
+    local worker = h:start { settings = "retry = { attempts = 2, base = 0.1 },", handler = [[
+      function M.handle(msg) trace("try", msg) mw.publish("out", "x", { id = msg.id }) end]] }
+    h:wait(function() return worker.child:stderr():find("ACCESS_REFUSED", 1, true) end, 20, "the refusal")
+    h:stay(4)
+    assert.equal(1, server:unsettled(h.vhost, "in"))
+    assert.is_true(worker.child:alive())
+    local refused = logged "ACCESS_REFUSED" - before
+    assert.is_true(refused < 60, refused .. " refusals")
+    permit ".*"
+    h:wait(function() return #h:messages "out" + #h.broker:messages "in.dead" == 1 end, 30, "the message, or its letter")
+    h:wait_settled("in", 20)
+  end)
 end)

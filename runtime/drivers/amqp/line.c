@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 
-enum { LEAVE_MS = 3000, PROVEN_MS = 2000, BODY_FIRST = 1 << 20 };
+enum { LEAVE_MS = 3000, PROVEN_MS = 2000, OPEN_MS = 30000, BODY_FIRST = 1 << 20 };
 
 static const mw_stream_events line_events;
 
@@ -186,7 +186,13 @@ static void tune(rmq_line *l, rmq_reader *r) {
     if (l->heartbeat_ms) mw_timer_start_real(l->loop, &l->beat, l->heartbeat_ms / 4 + 1, beat);
 }
 
+static void too_slow(mw_timer *t) {
+    nonsense(mw_container_of(t, rmq_chan, slow)->line, "no answer to the opening of a channel");
+}
+
 static void open_channel(rmq_chan *c) {
+    c->opening = true;
+    mw_timer_start_real(c->line->loop, &c->slow, OPEN_MS, too_slow);
     mw_buf *b = rmq_line_out(c->line);
     size_t f = rmq_method(b, c->id, RMQ_CHANNEL_OPEN);
     rmq_put_string(b, "");
@@ -268,9 +274,10 @@ void rmq_chan_reset(rmq_chan *c) {
 void rmq_chan_remove(rmq_chan *c) {
     rmq_chan_reset(c);
     mw_buf_free(&c->header);
+    mw_timer_stop(&c->slow);
     if (c->line) c->line->chans[c->id] = NULL;
     c->line = NULL;
-    c->open = false;
+    c->open = c->opening = false;
 }
 
 void rmq_chan_restart(rmq_chan *c) {
@@ -289,7 +296,8 @@ void rmq_chan_restart(rmq_chan *c) {
 
 static void lose_channel(rmq_chan *c, int code, const mw_error *why) {
     rmq_chan_reset(c);
-    c->open = c->closing = false;
+    mw_timer_stop(&c->slow);
+    c->open = c->closing = c->opening = false;
     c->events->closed(c, code, why);
 }
 
@@ -466,8 +474,12 @@ static void channel_method(rmq_chan *c, uint32_t method, rmq_reader *r) {
             nonsense(c->line, "an open channel opened again");
             return;
         }
+        mw_timer_stop(&c->slow);
+        c->opening = false;
         c->open = true;
         c->events->opened(c);
+    } else if (method == RMQ_CHANNEL_CLOSE && c->opening) {
+        return; /* the same once more, from before our answer to it: RabbitMQ may close a channel twice */
     } else if (method == RMQ_CHANNEL_CLOSE) {
         channel_closed(c, r);
     } else if (!c->open) {

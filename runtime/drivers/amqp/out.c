@@ -62,6 +62,15 @@ static void end(rmq_conn *c, rmq_pub *p, bool routed, const mw_error *e) {
     rmq_finish(p, e);
 }
 
+/* A reply declares nothing: whoever names a queue in reply-to could make queues here otherwise. */
+static bool was_reply(const rmq_pub *p) {
+    if (p->to->kind != RMQ_TO_EXCHANGE || *p->to->exchange) return false;
+    mw_log_begin(MW_WARN, "a reply was dropped: the queue that it was wanted on is not there");
+    mw_log_text("queue", p->key);
+    mw_log_end();
+    return true;
+}
+
 static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
     rmq_pub *p = take_sent(c, seq);
     if (!p) return;
@@ -74,7 +83,7 @@ static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
         end(c, p, true, &e);
     } else if (p->returned && p->to->kind != RMQ_TO_EXCHANGE && p->tries < TRIES) {
         rmq_target_back(c, p); /* deleted: declared, and once more */
-    } else if (p->returned) {
+    } else if (p->returned && !was_reply(p)) {
         if (p->to->kind == RMQ_TO_EXCHANGE)
             mw_fail(&e, MW_EUSAGE, true, "unroutable: exchange \"%s\" has no queue bound for \"%s\"",
                     p->to->exchange, p->key ? p->key : "");

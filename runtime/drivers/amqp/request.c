@@ -46,8 +46,10 @@ static void answer_late(mw_deferred *d) {
 
 static void too_late(mw_timer *t) {
     mw_error e;
+    rmq_request *r = mw_container_of(t, rmq_request, limit);
     mw_fail(&e, MW_ECLOSED, true, "no reply in time");
-    answer(mw_container_of(t, rmq_request, limit), NULL, &e);
+    r->pub.dropped = true; /* not sent yet: nobody waits for what it would do */
+    answer(r, NULL, &e);
 }
 
 /* Confirmed is not answered; not confirmed never will be. */

@@ -44,13 +44,18 @@ static rmq_target *insert(rmq_conn *c, const char *name) {
     return t;
 }
 
+/* The broker's own are for replies: each has a name of its own, and whoever asked may have gone. */
+static bool is_brokers_own(const char *channel) { return strncmp(channel, "amq.", 4) == 0; }
+
 const char *rmq_routing_key(const char *channel) {
+    if (is_brokers_own(channel)) return channel;
     const char *key = is_exchange(channel) ? strchr(channel, '\2') : NULL;
     return key ? key + 1 : NULL;
 }
 
 rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
     char name[300];
+    if (is_brokers_own(channel)) channel = "\3"; /* the default exchange, not mandatory */
     size_t len = is_exchange(channel) ? strcspn(channel, "\2") : strlen(channel);
     snprintf(name, sizeof name, "%.*s", (int)len, channel);
     rmq_target *t = find(c, name);
@@ -61,16 +66,13 @@ rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
         t->mandatory = channel[0] == '\1';
         t->exchange = t->name + 1;
         t->key = "";
-        if (!*t->exchange) t->state = RMQ_THERE; /* the default exchange */
-    } else if (strncmp(channel, "amq.", 4) == 0) {
-        t->state = RMQ_THERE; /* the broker's own: replies; whoever asked may have gone */
-        t->mandatory = false;
+        if (!*t->exchange) t->state = RMQ_THERE; /* the default exchange: replies, which declare nothing */
     }
     return t;
 }
 
 static bool is_asked_for(const rmq_target *t) {
-    return t->kind == RMQ_TO_EXCHANGE ? *t->exchange : strncmp(t->name, "amq.", 4) != 0;
+    return t->kind != RMQ_TO_EXCHANGE || *t->exchange;
 }
 
 /* Ten steps for each power of ten: few queues for delays with jitter, and the usual numbers exactly. */
