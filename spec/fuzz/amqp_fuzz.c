@@ -29,6 +29,7 @@ mw_stream *mw_stream_open(mw_loop *l, const mw_stream_options *o, const mw_strea
 void mw_stream_close(mw_stream *s) { (void)s; }
 void mw_stream_write(mw_stream *s, const void *data, size_t len) { (void)s, (void)data, (void)len; }
 void mw_stream_established(mw_stream *s) { (void)s; }
+void mw_stream_farewell(mw_stream *s) { (void)s; }
 void mw_stream_fail(mw_stream *s, const mw_error *why) {
     if (!*why->text) abort();
     s->failed = true;
