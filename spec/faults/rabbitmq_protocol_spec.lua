@@ -2,6 +2,7 @@
 -- that cannot be represented, queues that cannot be declared or are not there, channels that are closed. Each case
 -- asks for two things: nothing is lost, and the rest goes on.
 local C = require "moonwire.internal.cdef"
+local clock = require "spec.support.wait"
 local cli = require "spec.functional.cli.support"
 local contract = require("spec.contract.rabbitmq").classic
 local harness = require "spec.support.harness"
@@ -404,5 +405,52 @@ mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish
     permit ".*"
     h:wait(function() return #h:messages "out" + #h.broker:messages "in.dead" == 1 end, 30, "the message, or its letter")
     h:wait_settled("in", 20)
+  end)
+
+  --- Manners ----------------------------------------------------------------------------------------------------------
+
+  it("fills no log of the broker by standing by, and takes over at once", function()
+    local h = new()
+    local first = h:start { handler = [[function M.handle(msg) trace("done", msg) end]] }
+    h:ready()
+    h:publish { { "x", id = "m1" } }
+    h:wait_for("done", 1)
+    local second = h:start()
+    h:wait(function() return second.child:stderr():find("standing by", 1, true) end, 10, "the standby")
+    h:stay(0.5)
+    local before = logged "Channel error"
+    h:stay(3)
+    assert.equal(before, logged "Channel error")
+    h:kill(first)
+    local from = clock.now()
+    h:publish { { "x", id = "m2" } }
+    h:wait_for("done", 2)
+    assert.is_true(clock.now() - from < 3 * h.late, clock.now() - from .. " s to take over")
+  end)
+
+  it("says goodbye", function()
+    local h = new()
+    local lost = "client unexpectedly closed TCP connection"
+    h:publish { { "x", id = "m1" } }
+    local before = logged(lost)
+    local run = start(project [[mw.pipeline "p" { from = broker:channel "in",
+      handler = function(msg) mw.publish("out", msg.body) end }]], h.url)
+    h:wait(function() return server:queue_exists(h.vhost, "out") end, 20, "the message")
+    assert.equal(0, (run:stop(20)), run:stderr())
+    local result = process.run { { cli.binary, "publish", "--broker", h.url, "in", "x" }, timeout = 20 }
+    assert.equal(0, result.code, result.stderr)
+    h:stay(0.5)
+    assert.equal(before, logged(lost))
+  end)
+
+  it("lets a command end while the broker has an alarm", function()
+    local h = new()
+    server:declare(h.vhost, "q")
+    server:alarm(true)
+    finally(function() server:alarm(false) end)
+    local result = process.run { { cli.binary, "publish", "--broker", h.url .. "&blocked_timeout=1", "q", "x" },
+                                 timeout = 20 }
+    assert.equal(69, result.code, result.stderr)
+    assert.matches("the broker blocks publishing: it has an alarm", result.stderr)
   end)
 end)

@@ -167,13 +167,14 @@ static const char *setting(const mw_channel_options *o, const char *name) {
 
 /* The defaults of the URL are for queues: a stream has none of them, nor has a quorum queue priorities. */
 static void fit_defaults(rmq_queue_options *q, const mw_channel_options *o) {
-    bool stream = q->type && strcmp(q->type, "stream") == 0, quorum = q->type && strcmp(q->type, "quorum") == 0;
+    bool stream = q->type && strcmp(q->type, "stream") == 0,
+         quorum = q->type && strcmp(q->type, "quorum") == 0;
     if ((stream || quorum) && !setting(o, "max_priority")) q->max_priority = 0;
     if (stream && !setting(o, "single_active")) q->single_active = false;
 }
 
-/* What options begin with: of a queue of the topology nothing but what stands there, as `topology apply` makes
- * it; then its channel may say more. Else the URL's defaults. */
+/* What options begin with: of a queue of the topology nothing but what stands there, as `topology apply`
+ * makes it; then its channel may say more. Else the URL's defaults. */
 static rmq_queue_options *begin_options(rmq_conn *c, const char *channel, const char *topology,
                                         rmq_queue_options *old) {
     rmq_queue_options *q = calloc(1, sizeof *q);
@@ -231,16 +232,17 @@ static int choice(const mw_url *u, const char *name, const char *const *of, int 
 }
 
 static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
-    static const char *const options[] = {"heartbeat",     "frame_max",    "max_message",       "name",
-                                          "queue_type",    "max_priority", "declare",           "auth",
-                                          "single_active", "streams",      MW_TLS_OPTION_NAMES, NULL};
+    static const char *const options[] = {
+        "heartbeat",       "frame_max",         "max_message", "name",          "queue_type",
+        "max_priority",    "declare",           "auth",        "single_active", "streams",
+        "blocked_timeout", MW_TLS_OPTION_NAMES, NULL};
     static const char *const types[] = {"classic", "quorum", NULL},
                              *const modes[] = {"auto", "passive", NULL},
                              *const auths[] = {"plain", "external", NULL},
                              *const truths[] = {"false", "true", NULL};
     rmq_settings *s = &c->settings;
     int type = 0, mode = RMQ_DECLARE_AUTO, auth = 0, single = 0;
-    int64_t max_message = 512 << 20;
+    int64_t max_message = 512 << 20, blocked_s = 0;
     if (mw_url_only(u, options, e)) return -1;
     if (!*u->hosts)
         return mw_fail(e, MW_EUSAGE, false, "name the broker: amqp://user:password@host:port/vhost");
@@ -250,6 +252,7 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
     if (mw_tls_from_url(u, &s->stream.tls, e) || mw_url_number(u, "heartbeat", 0, 3600, &s->heartbeat_s, e) ||
         mw_url_number(u, "frame_max", RMQ_FRAME_MIN, 16 << 20, &s->frame_max, e) ||
         mw_url_number(u, "max_message", 1024, (int64_t)1 << 30, &max_message, e) ||
+        mw_url_number(u, "blocked_timeout", 0, 86400, &blocked_s, e) ||
         mw_url_number(u, "max_priority", 1, 255, &c->defaults.max_priority, e) ||
         choice(u, "queue_type", types, &type, e) || choice(u, "declare", modes, &mode, e) ||
         choice(u, "auth", auths, &auth, e) || choice(u, "single_active", truths, &single, e))
@@ -267,6 +270,7 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
     c->streams = copy(mw_url_option(u, "streams"));
     c->stream = (rmq_queue_options){.type = (char *)(uintptr_t) "stream", .delivery_limit = -1};
     c->declare = (rmq_declare_mode)mode;
+    c->blocked_ms = blocked_s * 1000;
     s->external = auth;
     s->max_message = max_message;
     s->stream.hosts = u->hosts;
@@ -330,7 +334,8 @@ static size_t amqp_peers(mw_conn *conn, mw_peer *out, size_t max) {
     for (rmq_sub *s = c->subs; s && n < max; s = s->next)
         if (s->line) {
             mw_stream_look(s->line->stream, "consumer", &out[n]);
-            if (*s->trouble) snprintf(out[n].error, sizeof out[n].error, "%.*s", MW_ERROR_TEXT - 1, s->trouble);
+            if (*s->trouble)
+                snprintf(out[n].error, sizeof out[n].error, "%.*s", MW_ERROR_TEXT - 1, s->trouble);
             n++;
         }
     return n;

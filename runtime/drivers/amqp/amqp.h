@@ -120,8 +120,10 @@ struct rmq_conn {
     size_t sent_room;             /* a power of two */
     rmq_fifo ready;               /* target is there, not written yet */
     mw_map targets;
-    uint64_t places;   /* publications so far */
-    mw_timer patience; /* how long publications wait for a broker that is away */
+    uint64_t places;    /* publications so far */
+    mw_timer patience;  /* how long publications wait for a broker that is away */
+    int64_t blocked_ms; /* and for one that blocks us; 0: as long as it does */
+    mw_timer blocked;
     rmq_job *job, *jobs, **jobs_end;
     bool job_sent;
     struct rmq_request *requests; /* request.c: they wait for a reply */
@@ -220,16 +222,16 @@ struct rmq_sub {
     } step;
     bool missing, paused, closing, standby;
     bool compared, told_differs;
-    bool without;  /* another process has the journal */
-    bool keeps;    /* retries wait here: there is no queue for them, nor may one be made */
+    bool without;   /* another process has the journal */
+    bool keeps;     /* retries wait here: there is no queue for them, nor may one be made */
     uint32_t made;  /* steps of making the queue that are over */
     uint32_t tries; /* how often the broker closed the channel since it ran */
-    int told_code; /* the broker's last reason that was logged; 0: it runs */
+    int told_code;  /* the broker's last reason that was logged; 0: it runs */
     char trouble[MW_ERROR_TEXT + 300]; /* for `moonwire status`; "": none */
     uint32_t left_behind, lost_places; /* messages that are neither handed on nor acked; of this consumer */
-    uint32_t unit; /* one per channel that was opened: tags die with it */
-    uint32_t prefetch; /* at most */
-    uint32_t ahead;    /* now: see flow.c */
+    uint32_t unit;                     /* one per channel that was opened: tags die with it */
+    uint32_t prefetch;                 /* at most */
+    uint32_t ahead;                    /* now: see flow.c */
     int64_t usual_size;
     size_t budget; /* bytes that the pipeline takes */
     bool full;     /* the consumer was ended until there is room */
@@ -353,7 +355,8 @@ void rmq_looks_go(rmq_conn *c);
 void rmq_looks_free(rmq_conn *c);
 
 /* topology.c */
-typedef struct rmq_recipe rmq_recipe; /* exchanges, a queue and its bindings, in the order in which they are made */
+typedef struct rmq_recipe
+    rmq_recipe; /* exchanges, a queue and its bindings, in the order in which they are made */
 rmq_recipe *rmq_recipe_read(const char *json);
 void rmq_recipe_free(rmq_recipe *r); /* NULL is fine */
 uint32_t rmq_recipe_count(const rmq_recipe *r);

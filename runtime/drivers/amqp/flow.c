@@ -50,7 +50,7 @@ static void limit_channel(rmq_sub *s, uint32_t count) {
     rmq_put_u32(b, 0);
     uint32_t all = count + s->left_behind;
     rmq_put_u16(b, (uint16_t)(all < s->prefetch ? all : 0)); /* 0: the consumer's own is enough */
-    rmq_put_u8(b, 1);                                            /* global */
+    rmq_put_u8(b, 1);                                        /* global */
     rmq_frame_end(b, f);
     rmq_line_send(s->line);
     s->ahead = count;
@@ -77,7 +77,8 @@ void rmq_flow_look(rmq_sub *s, size_t waiting) {
     uint32_t want = wanted(s);
     bool narrower = s->waiting_bytes > AHEAD_BYTES && want < s->ahead - s->ahead / 4;
     bool wider = s->ahead < s->prefetch && (want / 2 >= s->ahead || want == s->prefetch);
-    bool worn = s->lost_places && s->lost_places >= s->ahead / 2; /* by messages that stay here: see large.c */
+    bool worn =
+        s->lost_places && s->lost_places >= s->ahead / 2; /* by messages that stay here: see large.c */
     if (!narrower && !wider && !worn) return;
     switch (way_of(s)) {
     case STAYS: break;

@@ -29,8 +29,22 @@ static void release(rmq_line *l) {
     free(l);
 }
 
+static void say_goodbye(rmq_line *l) {
+    mw_buf *b = rmq_line_out(l);
+    size_t f = rmq_method(b, 0, RMQ_CLOSE);
+    rmq_put_u16(b, 200);
+    rmq_put_string(b, "goodbye");
+    rmq_put_u32(b, 0);
+    rmq_frame_end(b, f);
+    rmq_line_send(l);
+}
+
 void rmq_line_free(rmq_line *l) {
     if (!l || l->dead) return;
+    if (l->state == RMQ_READY) { /* else the broker's log would tell of a client that was lost */
+        say_goodbye(l);
+        mw_stream_farewell(l->stream);
+    }
     mw_timer_stop(&l->beat);
     mw_timer_stop(&l->proven);
     mw_timer_stop(&l->leave);
@@ -246,13 +260,7 @@ void rmq_line_leave(rmq_line *l, void (*left)(void *owner)) {
         return;
     }
     l->state = RMQ_LEAVING;
-    mw_buf *b = rmq_line_out(l);
-    size_t f = rmq_method(b, 0, RMQ_CLOSE);
-    rmq_put_u16(b, 200);
-    rmq_put_string(b, "goodbye");
-    rmq_put_u32(b, 0);
-    rmq_frame_end(b, f);
-    rmq_line_send(l);
+    say_goodbye(l);
     mw_timer_start_real(l->loop, &l->leave, LEAVE_MS, leave_late);
 }
 

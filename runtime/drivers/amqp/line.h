@@ -52,7 +52,7 @@ struct rmq_chan {
     void *owner;
     uint16_t id;
     bool open, closing;
-    bool opening; /* asked for */
+    bool opening;  /* asked for */
     mw_timer slow; /* to open */
     /* a content that is arriving in pieces */
     enum { RMQ_IDLE, RMQ_WANT_HEADER, RMQ_WANT_BODY, RMQ_PASSING_OVER } stage;

@@ -2,6 +2,7 @@
  * broker confirms in any order and many at a time; what it returns as unroutable it returns before the
  * confirm. While the broker blocks us (an alarm) or does not read fast enough, publications wait here; that
  * is no error. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -232,6 +233,7 @@ static void out_up(void *owner) {
 
 static void out_down(void *owner, const mw_error *why) {
     rmq_conn *c = owner;
+    mw_timer_stop(&c->blocked);
     if (!c->told_down) c->host->state(c->link, false, why);
     c->told_down = true;
     c->told_up = false;
@@ -241,8 +243,21 @@ static void out_down(void *owner, const mw_error *why) {
     rmq_looks_lost(c, why);
 }
 
+static void blocked_too_long(mw_timer *t) {
+    rmq_conn *c = mw_container_of(t, rmq_conn, blocked);
+    mw_error e;
+    mw_fail(&e, MW_ECLOSED, true,
+            "the broker blocks publishing: it has an alarm (memory or disk), for %" PRId64
+            " s now (blocked_timeout)",
+            c->blocked_ms / 1000);
+    fail_waiting(c, &e);
+    mw_stream_fail(c->out->stream, &e); /* whether it has what was written nobody knows */
+}
+
 static void out_blocked(void *owner, bool blocked, rmq_str why) {
     rmq_conn *c = owner;
+    mw_timer_stop(&c->blocked);
+    if (blocked && c->blocked_ms) mw_timer_start_real(c->loop, &c->blocked, c->blocked_ms, blocked_too_long);
     mw_log_begin(blocked ? MW_WARN : MW_INFO, blocked ? "the broker blocks publishing; publications wait"
                                                       : "the broker takes publications again");
     if (blocked) mw_log_str("reason", why.data, why.len);
@@ -481,6 +496,7 @@ void rmq_publish(mw_conn *conn, const mw_publication *list, size_t count) {
 
 void rmq_out_close(rmq_conn *c) {
     mw_timer_stop(&c->patience);
+    mw_timer_stop(&c->blocked);
     rmq_line_free(c->out);
     c->out = NULL;
     rmq_fifo all = {0};

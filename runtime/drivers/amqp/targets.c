@@ -71,9 +71,7 @@ rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
     return t;
 }
 
-static bool is_asked_for(const rmq_target *t) {
-    return t->kind != RMQ_TO_EXCHANGE || *t->exchange;
-}
+static bool is_asked_for(const rmq_target *t) { return t->kind != RMQ_TO_EXCHANGE || *t->exchange; }
 
 /* Ten steps for each power of ten: few queues for delays with jitter, and the usual numbers exactly. */
 int64_t rmq_tier(int64_t delay_ms, bool retry) {

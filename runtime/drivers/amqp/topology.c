@@ -267,9 +267,9 @@ static bool is_missing(const plan *p, char kind, rmq_str name) {
 
 /* Nobody tells whether a binding is there; without one of its ends it is not. */
 static void tell_binding(plan *p) {
-    bool missing =
-        is_missing(p, 'e', text(&p->it, "settings.exchange")) ||
-        is_missing(p, truth(&p->it, "settings.to_exchange") ? 'e' : 'q', text(&p->it, "settings.destination"));
+    bool missing = is_missing(p, 'e', text(&p->it, "settings.exchange")) ||
+                   is_missing(p, truth(&p->it, "settings.to_exchange") ? 'e' : 'q',
+                              text(&p->it, "settings.destination"));
     if (missing)
         told(p, "missing", NULL, NULL, NULL);
     else

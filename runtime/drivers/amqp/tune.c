@@ -6,9 +6,10 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/uuid.h"
 #include "drivers/amqp/amqp.h"
 
-enum { STANDBY_MS = 300, AGAIN_MS = 2000, AGAIN_MOST_MS = 30000 };
+enum { STANDBY_MS = 300, STANDBY_MOST_MS = 3000, AGAIN_MS = 2000, AGAIN_MOST_MS = 30000 };
 
 static void ask(rmq_sub *s, bool make) {
     s->step = make ? RMQ_MAKING : RMQ_FINDING;
@@ -179,6 +180,21 @@ static void opened(rmq_chan *chan) {
     s->wait_ms = 0;
 }
 
+/* To ask for a lock that another has is an error in the broker's log each time. */
+static int64_t stand_by_longer(rmq_sub *s) {
+    int64_t ms = (int64_t)STANDBY_MS << (s->tries < 8 ? s->tries : 8);
+    s->tries++;
+    if (ms > STANDBY_MOST_MS) ms = STANDBY_MOST_MS;
+    return ms - (int64_t)(mw_random64() % (uint64_t)(ms / 4));
+}
+
+/* Who would be refused need not ask: a queue that somebody reads is looked at until nobody does. */
+static bool still_read(rmq_sub *s, rmq_reader r) {
+    rmq_short(&r);
+    rmq_u32(&r); /* messages */
+    return s->standby && exclusive(s) && rmq_u32(&r) > 0;
+}
+
 /* What the closing of a channel means depends on what was asked last. */
 static void why_closed(rmq_sub *s, int code, const mw_error *why) {
     if (code == 404 && s->step == RMQ_FINDING && s->conn->declare == RMQ_DECLARE_AUTO) {
@@ -194,8 +210,8 @@ static void why_closed(rmq_sub *s, int code, const mw_error *why) {
             mw_log_text("queue", s->queue);
             mw_log_end();
         }
+        s->wait_ms = s->standby && s->place ? stand_by_longer(s) : STANDBY_MS;
         s->standby = true;
-        s->wait_ms = STANDBY_MS;
     } else if (code && s->step == RMQ_MAKING && rmq_make_without(s->conn, s->queue, s->made, why)) {
         s->made++;
         s->missing = s->made < rmq_make_steps(s->conn, s->queue);
@@ -207,7 +223,7 @@ static void why_closed(rmq_sub *s, int code, const mw_error *why) {
         s->compared = true; /* we may not declare */
     } else if (code) {
         complain(s, code,
-                 code == 404                ? "there is no such queue; waiting for it"
+                 code == 404             ? "there is no such queue; waiting for it"
                  : s->step == RMQ_MAKING ? "the broker does not make this queue; trying again"
                                          : "the broker closed the channel",
                  why->text);
@@ -241,13 +257,14 @@ static void cancelled(rmq_sub *s) {
 
 static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     rmq_sub *s = chan->owner;
-    if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_FINDING && worth_comparing(s)) {
+    if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_FINDING && still_read(s, *r)) {
+        later(s, STANDBY_MS);
+    } else if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_FINDING && worth_comparing(s)) {
         compare(s);
     } else if (s->step == RMQ_MAKING && ++s->made < rmq_make_steps(s->conn, s->queue)) {
         ask(s, true);
     } else if (s->step == RMQ_MAKING ||
-               (method == RMQ_QUEUE_DECLARE_OK &&
-               (s->step == RMQ_FINDING || s->step == RMQ_COMPARING))) {
+               (method == RMQ_QUEUE_DECLARE_OK && (s->step == RMQ_FINDING || s->step == RMQ_COMPARING))) {
         s->missing = false;
         s->compared = true;
         if (needs_lock(s))

@@ -132,7 +132,7 @@ typedef struct rmq_value { /* one field of a table */
 
 bool rmq_value_read(rmq_reader *r, rmq_value *out);               /* without its name; false: bad */
 bool rmq_field(rmq_reader *table, rmq_str *name, rmq_value *out); /* false at the end, or when bad */
-bool rmq_table_valid(rmq_reader table); /* well-formed, and not deeper than RMQ_TABLE_DEPTH */
+bool rmq_table_valid(rmq_reader table);   /* well-formed, and not deeper than RMQ_TABLE_DEPTH */
 bool rmq_value_valid(const rmq_value *v); /* likewise */
 bool rmq_table_find(rmq_reader table, const char *name, rmq_value *out);
 void rmq_value_text(const rmq_value *v, mw_buf *out); /* as text: see docs/brokers/rabbitmq.md */
