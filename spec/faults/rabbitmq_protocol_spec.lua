@@ -1,4 +1,4 @@
--- What RabbitMQ does to a client that is slow, wrong or unlucky: bodies that are larger than the room for them, messages
+-- What RabbitMQ does to a client that is slow, wrong or unlucky: bodies larger than the room for them, messages
 -- that cannot be represented, queues that cannot be declared or are not there, channels that are closed. Each case
 -- asks for two things: nothing is lost, and the rest goes on.
 local C = require "moonwire.internal.cdef"
@@ -67,7 +67,7 @@ describe("rabbitmq, the protocol", function()
       h:wait(function() return server:unsettled(h.vhost, "in") <= 17 end, 5, "the acks")
     end)
 
-    it("lets the broker send few ahead when bodies are large, and more when they are small, order = " .. order, function()
+    it("lets the broker send few ahead of large bodies, and more of small ones, order = " .. order, function()
       local h = new()
       local list = {}
       for i = 1, 250 do list[i] = { ("x"):rep(i <= 150 and 400000 or 100), id = "m" .. i, key = "k" .. i } end
@@ -84,7 +84,7 @@ describe("rabbitmq, the protocol", function()
     end)
   end
 
-  --- Messages that are none of ours --------------------------------------------------------------------------------------
+  --- Messages that are none of ours -----------------------------------------------------------------------------------
 
   -- A publish from outside of us. RabbitMQ 4 has other messages inside.
   local function raw_publish(h, key, body, id, headers)
@@ -112,7 +112,9 @@ describe("rabbitmq, the protocol", function()
         [[[{<<"first">>, longstr, <<"kept">>}, {<<"deep">>, table, Deep(600)}, {<<"last">>, signedint, 7}] ]])
       h:publish { { "after", id = "m4" } }
       h:start { settings = ("order = %q,"):format(order), handler = [[
-        function M.handle(msg) mw.publish("out", msg.body, { id = msg.id, headers = { deep = msg.headers.deep } }) end]] }
+        function M.handle(msg)
+          mw.publish("out", msg.body, { id = msg.id, headers = { deep = msg.headers.deep } })
+        end]] }
       h:wait_settled("in", 20)
       local out = {}
       for _, m in ipairs(h:messages "out") do out[m.id] = m end
@@ -172,7 +174,8 @@ describe("rabbitmq, the protocol", function()
 
   local function project(text)
     local work = cli.workdir()
-    work:write("moonwire.lua", 'local mw = require "moonwire"\nlocal broker = mw.connect(mw.env "BROKER_URL")\n' .. text)
+    local head = 'local mw = require "moonwire"\nlocal broker = mw.connect(mw.env "BROKER_URL")\n'
+    work:write("moonwire.lua", head .. text)
     return work
   end
 
@@ -287,7 +290,7 @@ mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish
     server:eval(([[rabbit_exchange:declare(rabbit_misc:r(%s, exchange, <<"e">>), direct, true, false, false, [],
       <<"spec">>)]]):format(binary(h.vhost)))
     local run = start(project(DECLARED), h.url)
-    h:wait(function() return run:stderr():find("a part of the topology cannot be made", 1, true) end, 10, "the complaint")
+    h:wait(function() return run:stderr():find "a part of the topology cannot be made" end, 10, "the complaint")
     h:publish { { "x", id = "m1" } }
     h:wait(function() return #h:messages "out" == 1 end, 10, "the message")
     assert.matches('part="exchange e"', run:stderr())
@@ -307,8 +310,8 @@ mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish
   it("keeps the connection when the broker closes a channel twice", function()
     local h = new()
     local function limits(timeout, tick)
-      server:eval(("application:set_env(rabbit, consumer_timeout, %d), application:set_env(rabbit, channel_tick_interval, %d)")
-        :format(timeout, tick))
+      server:eval(("[application:set_env(rabbit, N, V) || {N, V} <- [%s]]"):format(
+        ("{consumer_timeout, %d}, {channel_tick_interval, %d}"):format(timeout, tick)))
     end
     limits(1000, 300) -- what has waited so long for its ack costs the channel, and is looked at again and again
     finally(function() limits(1800000, 60000) end)
@@ -322,7 +325,7 @@ mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish
         end
       end]] }
     h:publish { { "x", id = "m1" } }
-    h:wait(function() return worker.child:stderr():find("the broker closed the channel", 1, true) end, 20, "the timeout")
+    h:wait(function() return worker.child:stderr():find "the broker closed the channel" end, 20, "the timeout")
     h:wait_settled("in", 20)
     assert.is_nil(worker.child:stderr():find("connection lost", 1, true), worker.child:stderr())
   end)
@@ -386,7 +389,7 @@ mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish
   it("loses nothing where it may declare and read, but not write", function()
     local h = new()
     local function permit(write)
-      server:eval(([[rabbit_auth_backend_internal:set_permissions(<<"reader">>, %s, <<".*">>, %s, <<".*">>, <<"spec">>)]])
+      server:eval(('rabbit_auth_backend_internal:set_permissions(<<"reader">>, %s, <<".*">>, %s, <<".*">>, <<"spec">>)')
         :format(binary(h.vhost), binary(write)))
     end
     permit "^$"
@@ -403,7 +406,7 @@ mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish
     local refused = logged "ACCESS_REFUSED" - before
     assert.is_true(refused < 60, refused .. " refusals")
     permit ".*"
-    h:wait(function() return #h:messages "out" + #h.broker:messages "in.dead" == 1 end, 30, "the message, or its letter")
+    h:wait(function() return #h:messages "out" + #h:dead() == 1 end, 30, "the message, or its letter")
     h:wait_settled("in", 20)
   end)
 
