@@ -286,6 +286,10 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
         if (!s->left_behind) *s->trouble = '\0';
         if (s->place) rmq_journal_touch(s->journal, false); /* the group is there from now on */
         rmq_ask_depth(s);                                   /* for the first one who wants to know */
+        if (s->paused) { /* it was told to stop before there was anything to stop */
+            s->paused = false;
+            rmq_pause((mw_sub *)s);
+        }
     } else if (method == RMQ_CANCEL && s->step == RMQ_RUNNING) {
         cancelled(s);
     }
