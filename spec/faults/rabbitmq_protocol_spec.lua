@@ -433,7 +433,7 @@ mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish
 
   it("says goodbye", function()
     local h = new()
-    local lost = "client unexpectedly closed TCP connection"
+    local lost = "warning.*closing AMQP connection.*vhost: '" .. h.vhost:gsub("%p", "%%%0") .. "'"
     h:publish { { "x", id = "m1" } }
     local before = logged(lost)
     local run = start(project [[mw.pipeline "p" { from = broker:channel "in",
