@@ -204,6 +204,8 @@ typedef struct mw_incoming {
     int64_t not_before; /* wall ms; a held retry that was interrupted waits until then; 0 = now */
     mw_text *first_error; /* of earlier attempts, or NULL; the reference passes to the core */
     bool held; /* MW_CAN_PARK: the last of its key that go_on allowed; nothing follows before the next one */
+    const char *invalid; /* static, or NULL. It could not be read whole, and why: no handler sees it, it
+                            becomes a dead letter */
 } mw_incoming;
 
 typedef struct mw_entry {

@@ -1,11 +1,14 @@
 /* output.c - what the owner writes during a turn leaves in one write at its end. What the kernel does not
  * take waits for the socket to be writable, under a deadline. */
+#include <poll.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "net/internal.h"
 #include "net/socket.h"
 
 enum { WIRE_AT_ONCE = 256 << 10 }; /* encrypted ahead of the kernel */
+enum { FAREWELL_MS = 200, SILENT_MS = 20 };
 
 size_t mw_stream_pending(const mw_stream *s) {
     return mw_fifo_size(&s->out) + (s->tls ? mw_fifo_size(mw_tls_wire(s->tls)) : 0);
@@ -92,6 +95,19 @@ void mw_output_run(mw_stream *s) {
     check_marks(s);
     mw_stream_count_outside(s);
     mw_stream_trim_later(s);
+}
+
+void mw_stream_farewell(mw_stream *s) {
+    char passed_over[4096];
+    if (!mw_stream_is_up(s)) return;
+    mw_output_run(s);
+    int wait_ms = FAREWELL_MS;
+    for (int i = 0; i < FAREWELL_MS / SILENT_MS; i++) {
+        struct pollfd p = {.fd = s->fd, .events = POLLIN};
+        if (s->fd < 0 || poll(&p, 1, wait_ms) <= 0 || read(s->fd, passed_over, sizeof passed_over) <= 0)
+            return;
+        wait_ms = SILENT_MS;
+    }
 }
 
 void mw_output_flush(mw_deferred *d) { mw_output_run(mw_container_of(d, mw_stream, flush)); }

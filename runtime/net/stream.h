@@ -63,8 +63,12 @@ bool mw_stream_is_up(const mw_stream *s);
 void mw_stream_write(mw_stream *s, const void *data, size_t len);
 char *mw_stream_reserve(mw_stream *s, size_t len); /* room for so much at the end of the output ... */
 void mw_stream_commit(mw_stream *s, size_t len);   /* ... of which so much was filled */
-bool mw_stream_full(const mw_stream *s);           /* above the high mark: `drained` comes */
-size_t mw_stream_pending(const mw_stream *s);      /* written by the owner, not taken by the kernel */
+/* Before a close: writes now, as far as the kernel takes it, and passes over what the server still says,
+ * until it is silent. A socket that is closed with something unread in it is reset, and what was just written
+ * lost. This blocks, a fifth of a second at most. */
+void mw_stream_farewell(mw_stream *s);
+bool mw_stream_full(const mw_stream *s);      /* above the high mark: `drained` comes */
+size_t mw_stream_pending(const mw_stream *s); /* written by the owner, not taken by the kernel */
 /* Read nothing for now: back-pressure by the peer's window. No `input` comes, idle_ms stands still, and a
  * peer that goes away is not noticed before the next write. Ends with the connection. */
 void mw_stream_hold(mw_stream *s, bool hold);

@@ -48,6 +48,7 @@ struct mw_delivery {
     mw_lane *lane;
     mw_timer timer; /* held retry, deadline, or the next try to settle */
     mw_text *first_error, *error;
+    const char *invalid; /* see mw_incoming */
     int64_t not_before;
     uint64_t taken, deadline; /* of the running handler, monotonic ms */
     uint64_t began_ns;        /* of one whose time is measured; 0: it is not */

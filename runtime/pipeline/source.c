@@ -1,6 +1,7 @@
 /* source.c - what the driver says: messages come in, bounded by count and bytes; some are fenced away; keys
  * are marked. */
 #include <stdio.h>
+#include <string.h>
 
 #include "core/host.h"
 #include "core/ledger.h"
@@ -64,6 +65,7 @@ static mw_delivery *accept(mw_pipeline *p, const mw_incoming *in) {
     d->attempt = in->attempt ? in->attempt : 1;
     d->first_error = in->first_error;
     d->not_before = in->not_before;
+    d->invalid = in->invalid;
     p->in_flight++;
     p->in_flight_bytes += mw_message_size(in->msg);
     p->tally->counters.received++;
@@ -127,8 +129,20 @@ static bool tried_too_often(mw_delivery *d) {
     return true;
 }
 
+static void bury_invalid(mw_delivery *d) {
+    size_t len = strlen(d->invalid);
+    mw_text_unref(d->error);
+    d->error = mw_text_new(d->invalid, len);
+    if (!d->first_error) d->first_error = mw_text_ref(d->error);
+    mw_verdict_dead(d, "invalid", d->invalid, len);
+}
+
 /* An interrupted held retry, once its lane is its own, waits out its time. */
 void mw_delivery_start_or_hold(mw_delivery *d) {
+    if (d->invalid) {
+        bury_invalid(d);
+        return;
+    }
     if (d->attempt > d->pipeline->spec.policies[0].attempts && tried_too_often(d)) return;
     int64_t wait = d->not_before ? d->not_before - mw_loop_wall_ms(d->pipeline->loop) : 0;
     d->not_before = 0;

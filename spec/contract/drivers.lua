@@ -53,6 +53,7 @@ return {
   require("spec.contract.rabbitmq").quorum,
   require("spec.contract.rabbitmq").stream,
   require("spec.contract.rabbitmq").tls,
+  require("spec.contract.rabbitmq").quorum_tls,
   require "spec.contract.kafka",
   require("spec.contract.kafka").newest,
 }

@@ -1,4 +1,5 @@
 -- rabbitmq.lua - the entries of RabbitMQ in drivers.lua: one server, a vhost for each case.
+local clock = require "spec.support.wait"
 local rabbitmq = require "spec.support.servers.rabbitmq"
 
 local LACKS = {
@@ -6,6 +7,34 @@ local LACKS = {
   start = "a queue has no place to begin at; refused at start",
   priority = "needs a queue with max_priority; proved by rabbitmq-tls",
 }
+
+-- Nothing may be written, for a while: a policy makes "out" and the dead letters full, with reject-publish. How many
+-- publishes meet it is not for us to say; those that look at the channel end it.
+local REFUSAL = 0.6
+local REFUSING = { "out", "in.dead" }
+
+-- They have to be there before, and to refuse: a queue that becomes full first, and learns to refuse then, drops its
+-- head in between.
+local ARGUMENTS = '[{<<"x-overflow">>, longstr, <<"reject-publish">>}]'
+
+local function prepare_refusal(h, server)
+  for _, need in ipairs(h.case and h.case.needs or {}) do
+    if need == "refuse" then
+      for _, queue in ipairs(REFUSING) do server:declare(h.vhost, queue, ARGUMENTS) end
+    end
+  end
+end
+
+local function refuse(h)
+  rabbitmq.get():full(h.vhost, "^(" .. table.concat(REFUSING, "|") .. ")$", true)
+  h.refused_until = clock.now() + REFUSAL
+end
+
+local function end_refusal(h)
+  if not h.refused_until or clock.now() < h.refused_until then return end
+  rabbitmq.get():full(h.vhost, nil, false)
+  h.refused_until = nil
+end
 
 local function entry(name, url, more)
   local fields = {
@@ -15,12 +44,14 @@ local function entry(name, url, more)
       local server = rabbitmq.get()
       h.vhost = ("%s-%s"):format(name, h.name)
       server:vhost(h.vhost)
+      prepare_refusal(h, server)
       return url(server, h.vhost)
     end,
     version = function() return "RabbitMQ " .. rabbitmq.get():version() end,
     -- Twice: on its way from a delay queue back into its own a message is in neither for a moment.
     is_empty = function(h, channel)
       local server = rabbitmq.get()
+      end_refusal(h)
       if server:unsettled(h.vhost, channel) > 0 then return false end
       h:stay(0.03)
       return server:unsettled(h.vhost, channel) == 0
@@ -28,6 +59,7 @@ local function entry(name, url, more)
     -- Messages that wait for their time stand in queues beside it. Those that a worker has cannot be looked at: for
     -- each of them there is one without a name.
     messages = function(h, channel)
+      end_refusal(h)
       local list = h.broker:messages(channel)
       for _, tier in ipairs(rabbitmq.get():tiers(h.vhost, channel)) do
         for _, m in ipairs(h.broker:messages(tier)) do list[#list + 1] = m end
@@ -36,18 +68,13 @@ local function entry(name, url, more)
       return list
     end,
     close = function(h) rabbitmq.get():drop_vhost(h.vhost) end,
+    refuse = refuse,
     notes = 0.3,
     counts = "deaths", -- not a connection that a worker lost and has again
     lacks = LACKS,
   }
   for field, value in pairs(more or {}) do fields[field] = value end
   return fields
-end
-
-local OVER_TLS = {}
-for _, name in ipairs { "ack-stop", "ack-crash", "attempts-crash", "dead-whole", "order-key", "publish", "priority",
-                        "any-bytes", "drain", "takeover" } do
-  OVER_TLS[name] = true
 end
 
 local M = {}
@@ -60,15 +87,26 @@ end, { few = 0.2, late = 4, notes = 0.6 }) -- each write of a quorum queue waits
 
 M.tls = entry("rabbitmq-tls", function(server, vhost)
   return rabbitmq.tls_url(server, vhost, "&heartbeat=1&max_priority=9")
+end, { lacks = { groups = LACKS.groups, start = LACKS.start } })
+
+-- What quorum queues do otherwise: deliveries, acks, crashes, who reads. The rest has no part that is new over TLS.
+local QUORUM_TLS = {}
+for _, name in ipairs { "ack-stop", "ack-crash", "attempts-crash", "dead-whole", "order-key", "publish", "any-bytes",
+                        "drain", "fence", "takeover", "confirm-first", "dead-confirmed" } do
+  QUORUM_TLS[name] = true
+end
+
+M.quorum_tls = entry("rabbitmq-quorum-tls", function(server, vhost)
+  return rabbitmq.tls_url(server, vhost, "&heartbeat=1&queue_type=quorum&single_active=true")
 end, {
-  lacks = { groups = LACKS.groups, start = LACKS.start },
-  skip = function(case) return not OVER_TLS[case.name] and "not repeated over TLS" or nil end,
+  few = 0.2, late = 4, notes = 0.6,
+  skip = function(case) return not QUORUM_TLS[case.name] and "proved by rabbitmq-quorum and rabbitmq-tls" or nil end,
 })
 
 local ON_STREAMS = {}
 for _, name in ipairs { "ack-stop", "ack-crash", "backoff-fixed", "attempts-crash", "backoff-crash", "dead-whole",
                         "order-key", "order-source", "order-none", "publish", "drain", "drain-backoff", "groups",
-                        "start-newest", "fence", "two-workers", "takeover" } do
+                        "start-newest", "fence", "two-workers", "takeover", "confirm-first", "dead-confirmed" } do
   ON_STREAMS[name] = true
 end
 
@@ -96,6 +134,7 @@ end, {
   skip = function(case) return not ON_STREAMS[case.name] and "not repeated on streams" or nil end,
   is_empty = function(h, channel)
     local server = rabbitmq.get()
+    end_refusal(h)
     if channel ~= "in" then return server:unsettled(h.vhost, channel) == 0 end
     local count = server:stream_length(h.vhost, channel)
     local any = false
@@ -111,6 +150,7 @@ end, {
   end,
   -- A stream cannot be looked at: for each message that is not done there is one without a name.
   messages = function(h, channel)
+    end_refusal(h)
     if channel ~= "in" then return h.broker:messages(channel) end
     local list, left = {}, rabbitmq.get():stream_length(h.vhost, channel) - (mark_of(h, "p") or 0)
     for i = 1, left do list[i] = { id = "?" } end

@@ -29,6 +29,7 @@ mw_stream *mw_stream_open(mw_loop *l, const mw_stream_options *o, const mw_strea
 void mw_stream_close(mw_stream *s) { (void)s; }
 void mw_stream_write(mw_stream *s, const void *data, size_t len) { (void)s, (void)data, (void)len; }
 void mw_stream_established(mw_stream *s) { (void)s; }
+void mw_stream_farewell(mw_stream *s) { (void)s; }
 void mw_stream_fail(mw_stream *s, const mw_error *why) {
     if (!*why->text) abort();
     s->failed = true;
@@ -49,12 +50,13 @@ static void check_message(rmq_reader header, const char *body, size_t body_len) 
     rmq_envelope e, f;
     uint64_t size;
     rmq_route route = {.exchange = {"x", 1}, .key = {"k", 1}, .queue = "in"};
-    if (!rmq_envelope_read(header, &route, &scratch, &e, &size)) return;
+    bool good = rmq_envelope_read(header, &route, &scratch, &e, &size);
     mw_parts p = e.parts;
     p.body = body;
     p.body_len = body_len;
     mw_error why;
-    if (mw_message_check(&p, &why)) abort();
+    if (mw_message_check(&p, &why)) abort(); /* also what is kept of a bad one */
+    if (!good) return;
     mw_buf out = {0};
     rmq_stamp stamp = {.failures = e.failures};
     rmq_envelope_write(&out, &p, &stamp);

@@ -111,7 +111,9 @@ static void test_envelope(void) {
         char *copy = malloc(cut ? cut : 1);
         memcpy(copy, b.data, cut);
         rmq_reader r = {(unsigned char *)copy, (unsigned char *)copy + cut, false};
-        CHECK(!rmq_envelope_read(r, &route, &scratch, &e, &size));
+        CHECK(!rmq_envelope_read(r, &route, &scratch, &e, &size) && e.invalid);
+        mw_error why;
+        CHECK(mw_message_check(&e.parts, &why) == 0); /* what is kept of it is a message */
         free(copy);
     }
     mw_buf_free(&b);

@@ -10,6 +10,7 @@ local message = require "moonwire.internal.message"
 local project = require "moonwire.internal.config.project"
 local runtime = require "moonwire.internal.runtime"
 local token = require "moonwire.internal.token"
+local topology = require "moonwire.internal.config.topology"
 local verdict = require "moonwire.internal.verdict"
 local wait = require "moonwire.internal.wait"
 local worker = require "moonwire.internal.worker"
@@ -149,13 +150,20 @@ local function open(read)
     if p.dedupe then ok, err = need(p.dedupe.link) end
     if not ok then return nil, err end
   end
+  local function declare(link, name, list, age, count)
+    local settings = ffi.new("mw_setting[?]", #list)
+    for i, s in ipairs(list) do settings[i - 1].name, settings[i - 1].value = s.name, s.value end
+    if C.mw_vm_declare(link, name, age, count, settings, #list, failure) == 0 then return true end
+    return nil, ("channel %q: %s"):format(name, ffi.string(failure.text))
+  end
+  for _, r in ipairs(topology.recipes(read)) do -- first: a channel may say more about its queue
+    local ok, err = declare(r.connection.link, r.name, r.settings, 0, 0)
+    if not ok then return nil, err end
+  end
   for _, d in ipairs(read.declared) do
     local age, count = math.floor((d.retain.age or 0) * 1000), d.retain.count or 0
-    local settings = ffi.new("mw_setting[?]", #d.settings)
-    for i, s in ipairs(d.settings) do settings[i - 1].name, settings[i - 1].value = s.name, s.value end
-    if C.mw_vm_declare(d.channel:link_of(), d.channel.name, age, count, settings, #d.settings, failure) ~= 0 then
-      return nil, ("channel %q: %s"):format(d.channel.name, ffi.string(failure.text))
-    end
+    local ok, err = declare(d.channel:link_of(), d.channel.name, d.settings, age, count)
+    if not ok then return nil, err end
   end
   return true
 end

@@ -3,6 +3,7 @@
 --- through a channel of this process, which is looked into while somebody waits.
 local C = require "moonwire.internal.cdef"
 local async = require "moonwire.internal.async"
+local fields = require "moonwire.internal.config.fields"
 local fault = require "moonwire.internal.fault"
 local ffi = require "ffi"
 local message = require "moonwire.internal.message"
@@ -132,6 +133,14 @@ function M.request(target, body, options)
   return through_channel(link, channel, box, given.correlation_id, timeout)
 end
 
+--- Where a reply goes. RabbitMQ: through the default exchange, which makes no queue; without one the reply is dropped.
+--- Direct ways back are the broker's own and never "routed".
+local function way_back(link, to)
+  if not has_direct(link) then return to end
+  local address = (to:find "^amq%." and "\3" or "\1") .. "\2" .. to
+  return { connection = { link = link }, addresses = function() return { address } end }
+end
+
 --- Replies to the message that is being handled. The reply leaves with the ack, like every publish.
 ---@param body any
 ---@param options table|nil those of mw.publish
@@ -147,7 +156,9 @@ function M.reply(body, options)
   local given = {}
   for k, v in pairs(options or {}) do given[k] = v end
   given.correlation_id = given.correlation_id or id
-  publish.publish(to, body, given)
+  if given.routing_key ~= nil then error("mw.reply: routing_key is for exchanges", 2) end
+  if not fields.is_name(to) then error("mw.reply: the header reply-to is no name of a channel", 2) end
+  publish.publish(way_back(task.pipeline.link, to), body, given)
 end
 
 return M

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/nearest.h"
 
 /* ---- queues ---- */
@@ -77,10 +78,35 @@ void rmq_unlimit(const rmq_conn *c, rmq_queue_options *o) {
     if (quorum && c->server >= 4 && o->delivery_limit < 0 && !o->dead_exchange) o->delivery_limit = UNLIMITED;
 }
 
-void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue) {
+static void put_own_queue(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue) {
     rmq_queue_options o = *rmq_options_of(c, queue);
     rmq_unlimit(c, &o);
     rmq_put_queue_declare(b, channel, queue, &o, false);
+}
+
+uint32_t rmq_make_steps(rmq_conn *c, const char *queue) {
+    const rmq_recipe *r = rmq_options_of(c, queue)->recipe;
+    return r ? rmq_recipe_count(r) : 1;
+}
+
+void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, uint32_t step) {
+    const rmq_recipe *r = rmq_options_of(c, queue)->recipe;
+    if (r && step < rmq_recipe_count(r))
+        rmq_recipe_put(r, step, channel, b);
+    else
+        put_own_queue(b, c, channel, queue);
+}
+
+bool rmq_make_without(rmq_conn *c, const char *queue, uint32_t step, const mw_error *why) {
+    const rmq_recipe *r = rmq_options_of(c, queue)->recipe;
+    char name[600];
+    if (!r || step >= rmq_recipe_count(r) || !rmq_recipe_name(r, step, name, sizeof name)) return false;
+    mw_log_begin(MW_ERROR, "a part of the topology cannot be made; `moonwire topology plan` compares");
+    mw_log_text("queue", queue);
+    mw_log_text("part", name);
+    mw_log_text("error", why->text);
+    mw_log_end();
+    return true;
 }
 
 static void free_options(rmq_queue_options *o) {
@@ -88,6 +114,7 @@ static void free_options(rmq_queue_options *o) {
     free(o->overflow);
     free(o->dead_exchange);
     free(o->dead_key);
+    rmq_recipe_free(o->recipe);
     free(o);
 }
 
@@ -136,17 +163,52 @@ static void set_option(rmq_queue_options *o, const char *name, const char *value
     o->transient = !durable;
 }
 
-/* The options of a channel count when its queue is declared, and are compared by `moonwire topology plan`. */
+static const char *setting(const mw_channel_options *o, const char *name) {
+    for (size_t i = 0; i < o->setting_count; i++)
+        if (strcmp(o->settings[i].name, name) == 0) return o->settings[i].value;
+    return NULL;
+}
+
+/* The defaults of the URL are for queues: a stream has none of them, nor has a quorum queue priorities. */
+static void fit_defaults(rmq_queue_options *q, const mw_channel_options *o) {
+    bool stream = q->type && strcmp(q->type, "stream") == 0,
+         quorum = q->type && strcmp(q->type, "quorum") == 0;
+    if ((stream || quorum) && !setting(o, "max_priority")) q->max_priority = 0;
+    if (stream && !setting(o, "single_active")) q->single_active = false;
+}
+
+/* What options begin with: of a queue of the topology nothing but what stands there, as `topology apply`
+ * makes it; then its channel may say more. Else the URL's defaults. */
+static rmq_queue_options *begin_options(rmq_conn *c, const char *channel, const char *topology,
+                                        rmq_queue_options *old) {
+    rmq_queue_options *q = calloc(1, sizeof *q);
+    if (!q) abort();
+    if (topology) {
+        q->delivery_limit = -1;
+        q->recipe = rmq_recipe_read(topology);
+    } else if (old && old->recipe) {
+        *q = *old;
+        q->type = copy(old->type);
+        q->overflow = copy(old->overflow);
+        q->dead_exchange = copy(old->dead_exchange);
+        q->dead_key = copy(old->dead_key);
+        old->recipe = NULL; /* it is the new one's */
+    } else {
+        *q = c->defaults;
+        q->type = copy(named_stream(c, channel) ? "stream" : c->defaults.type);
+    }
+    return q;
+}
+
+/* The options of a channel, or of a queue of the topology, count when the queue is declared. */
 static int amqp_declare(mw_conn *conn, const char *channel, const mw_channel_options *o, mw_error *e) {
     rmq_conn *c = (rmq_conn *)conn;
     (void)e;
-    rmq_queue_options *q = malloc(sizeof *q);
-    if (!q) abort();
-    *q = c->defaults;
-    q->type = copy(named_stream(c, channel) ? "stream" : c->defaults.type);
-    for (size_t i = 0; i < o->setting_count; i++) set_option(q, o->settings[i].name, o->settings[i].value);
     uint64_t hash = mw_hash64(channel, strlen(channel));
     rmq_queue_options *old = mw_map_get(&c->declared, hash);
+    rmq_queue_options *q = begin_options(c, channel, setting(o, "topology"), old);
+    for (size_t i = 0; i < o->setting_count; i++) set_option(q, o->settings[i].name, o->settings[i].value);
+    if (!q->recipe) fit_defaults(q, o);
     if (old) free_options(old);
     mw_map_put(&c->declared, hash, q);
     return 0;
@@ -174,16 +236,17 @@ static int choice(const mw_url *u, const char *name, const char *const *of, int 
 }
 
 static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
-    static const char *const options[] = {"heartbeat",     "frame_max",    "max_message",       "name",
-                                          "queue_type",    "max_priority", "declare",           "auth",
-                                          "single_active", "streams",      MW_TLS_OPTION_NAMES, NULL};
+    static const char *const options[] = {
+        "heartbeat",       "frame_max",         "max_message", "name",          "queue_type",
+        "max_priority",    "declare",           "auth",        "single_active", "streams",
+        "blocked_timeout", MW_TLS_OPTION_NAMES, NULL};
     static const char *const types[] = {"classic", "quorum", NULL},
                              *const modes[] = {"auto", "passive", NULL},
                              *const auths[] = {"plain", "external", NULL},
                              *const truths[] = {"false", "true", NULL};
     rmq_settings *s = &c->settings;
     int type = 0, mode = RMQ_DECLARE_AUTO, auth = 0, single = 0;
-    int64_t max_message = 512 << 20;
+    int64_t max_message = 512 << 20, blocked_s = 0;
     if (mw_url_only(u, options, e)) return -1;
     if (!*u->hosts)
         return mw_fail(e, MW_EUSAGE, false, "name the broker: amqp://user:password@host:port/vhost");
@@ -193,6 +256,7 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
     if (mw_tls_from_url(u, &s->stream.tls, e) || mw_url_number(u, "heartbeat", 0, 3600, &s->heartbeat_s, e) ||
         mw_url_number(u, "frame_max", RMQ_FRAME_MIN, 16 << 20, &s->frame_max, e) ||
         mw_url_number(u, "max_message", 1024, (int64_t)1 << 30, &max_message, e) ||
+        mw_url_number(u, "blocked_timeout", 0, 86400, &blocked_s, e) ||
         mw_url_number(u, "max_priority", 1, 255, &c->defaults.max_priority, e) ||
         choice(u, "queue_type", types, &type, e) || choice(u, "declare", modes, &mode, e) ||
         choice(u, "auth", auths, &auth, e) || choice(u, "single_active", truths, &single, e))
@@ -200,6 +264,9 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
     if (auth && !(s->stream.tls.on && s->stream.tls.cert))
         return mw_fail(e, MW_EUSAGE, false,
                        "auth=external is a login by certificate: use amqps:// with cert=FILE");
+    if (type && mw_url_option(u, "max_priority"))
+        return mw_fail(e, MW_EUSAGE, false,
+                       "max_priority does not go with queue_type=quorum: a quorum queue has none");
     if (strlen(u->path) > 255) return mw_fail(e, MW_EUSAGE, false, "the vhost's name is over 255 bytes");
     c->defaults.type = mw_url_option(u, "queue_type") ? copy(types[type]) : NULL;
     c->defaults.delivery_limit = -1;
@@ -207,6 +274,7 @@ static int read_url(rmq_conn *c, const mw_url *u, mw_error *e) {
     c->streams = copy(mw_url_option(u, "streams"));
     c->stream = (rmq_queue_options){.type = (char *)(uintptr_t) "stream", .delivery_limit = -1};
     c->declare = (rmq_declare_mode)mode;
+    c->blocked_ms = blocked_s * 1000;
     s->external = auth;
     s->max_message = max_message;
     s->stream.hosts = u->hosts;
@@ -268,7 +336,12 @@ static size_t amqp_peers(mw_conn *conn, mw_peer *out, size_t max) {
     size_t n = 0;
     if (c->out && n < max) mw_stream_look(c->out->stream, "publisher", &out[n++]);
     for (rmq_sub *s = c->subs; s && n < max; s = s->next)
-        if (s->line) mw_stream_look(s->line->stream, "consumer", &out[n++]);
+        if (s->line) {
+            mw_stream_look(s->line->stream, "consumer", &out[n]);
+            if (*s->trouble)
+                snprintf(out[n].error, sizeof out[n].error, "%.*s", MW_ERROR_TEXT - 1, s->trouble);
+            n++;
+        }
     return n;
 }
 

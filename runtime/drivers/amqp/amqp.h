@@ -9,7 +9,9 @@
  *   targets.c    where publications go: queues that are declared first, exchanges, delay tiers
  *   consume.c    a subscription
  *   tune.c       the way to its consumer: declare, compare, lock, prefetch
+ *   flow.c       how much the broker may send ahead
  *   deliver.c    from the broker to the core
+ *   large.c      messages over max_message
  *   window.c     deliveries until they are settled, by tag
  *   settle.c     acks, retries, releases
  *   place.c      where a group has got to in a stream
@@ -38,6 +40,7 @@ typedef struct rmq_queue_options {
     int64_t max_priority, ttl_ms, expires_ms, max_length, max_bytes, delivery_limit; /* 0 (-1): not given */
     bool single_active, lazy;
     bool transient, exclusive, auto_delete; /* transient: not durable */
+    struct rmq_recipe *recipe;              /* NULL: the project's topology does not have it */
 } rmq_queue_options;
 
 /* ---- publishing ---- */
@@ -129,8 +132,10 @@ struct rmq_conn {
     size_t sent_room;             /* a power of two */
     rmq_fifo ready;               /* target is there, not written yet */
     mw_map targets;
-    uint64_t places;   /* publications so far */
-    mw_timer patience; /* how long publications wait for a broker that is away */
+    uint64_t places;    /* publications so far */
+    mw_timer patience;  /* how long publications wait for a broker that is away */
+    int64_t blocked_ms; /* and for one that blocks us; 0: as long as it does */
+    mw_timer blocked;
     rmq_job *job, *jobs, **jobs_end;
     bool job_sent;
     struct rmq_request *requests; /* request.c: they wait for a reply */
@@ -148,8 +153,13 @@ bool rmq_is_stream(rmq_conn *c, const char *queue);
 void rmq_note_stream(rmq_conn *c, const char *queue); /* the broker said so */
 const rmq_queue_options *rmq_options_of(rmq_conn *c, const char *queue);
 void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive);
-void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue); /* it is not there */
 void rmq_unlimit(const rmq_conn *c, rmq_queue_options *o); /* deliveries of one that is made */
+/* It is not there: what makes it, one synchronous method at a time, is more than one step where the project's
+ * topology has exchanges and bindings for it. */
+uint32_t rmq_make_steps(rmq_conn *c, const char *queue);
+void rmq_put_make(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, uint32_t step);
+/* The broker refused a step. true: it was told, and the queue can be made without it. */
+bool rmq_make_without(rmq_conn *c, const char *queue, uint32_t step, const mw_error *why);
 void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const rmq_queue_options *o,
                            bool passive);
 
@@ -224,13 +234,23 @@ struct rmq_sub {
         RMQ_RUNNING,
         RMQ_STOPPING
     } step;
-    bool missing, paused, closing, held, standby;
+    bool missing, paused, closing, standby;
     bool compared, told_differs;
     bool without;  /* another process has the journal */
     bool keeps;    /* retries wait here: no queue may be made for them, or they might not come back from it */
-    int told_code; /* the broker's last reason that was logged; 0: it runs */
-    uint32_t unit; /* one per channel that was opened: tags die with it */
-    uint32_t prefetch;
+    uint32_t made; /* steps of making the queue that are over */
+    uint32_t tries;                    /* how often the broker closed the channel since it ran */
+    int told_code;                     /* the broker's last reason that was logged; 0: it runs */
+    char trouble[MW_ERROR_TEXT + 300]; /* for `moonwire status`; "": none */
+    uint32_t left_behind, lost_places; /* messages that are neither handed on nor acked; of this consumer */
+    uint32_t unit;                     /* one per channel that was opened: tags die with it */
+    uint32_t prefetch;                 /* at most */
+    uint32_t ahead;                    /* now: see flow.c */
+    int64_t usual_size;
+    size_t budget; /* bytes that the pipeline takes */
+    bool full;     /* the consumer was ended until there is room */
+    uint32_t consumers;
+    uint64_t reached; /* streams: the offset behind the last that came; 0: none */
     char tag[160];
     mw_timer again;
 
@@ -280,12 +300,17 @@ void rmq_asked_depth(rmq_sub *s, rmq_reader *r);
 /* tune.c */
 extern const rmq_chan_events rmq_consuming;
 void rmq_consume_stream(rmq_sub *s); /* the group's place is known now */
+void rmq_consume_again(rmq_sub *s);  /* on the same channel, after its consumer was ended */
+
+/* flow.c */
+uint32_t rmq_flow_first(rmq_sub *s); /* the prefetch of a consumer that begins */
+void rmq_flow_came(rmq_sub *s, size_t size);
+void rmq_flow_look(rmq_sub *s, size_t waiting); /* so many were not handed on */
 
 /* deliver.c */
 void rmq_came(rmq_chan *chan, rmq_content *k);
 void rmq_sub_pump(rmq_sub *s);
-void rmq_sub_hold(rmq_sub *s, bool on); /* reads nothing more for now */
-void rmq_deliveries_clear(rmq_sub *s);  /* those in the window, and those that wait */
+void rmq_deliveries_clear(rmq_sub *s); /* those in the window, and those that wait */
 
 /* window.c */
 rmq_entry *rmq_entry_of(const rmq_sub *s, uint64_t tag); /* NULL: none; valid until the next one is added */
@@ -294,6 +319,9 @@ void rmq_window_settled(rmq_sub *s, uint64_t tag);       /* nothing is left to d
 /* Settled ones at the low end leave the ring; the last one that is to be acked among them, or 0. */
 uint64_t rmq_window_advance(rmq_sub *s, size_t *count);
 void rmq_window_clear(rmq_sub *s);
+
+/* large.c */
+void rmq_leave_behind(rmq_sub *s, const rmq_content *k, const rmq_envelope *e);
 
 /* settle.c */
 void rmq_settle(mw_sub *sub, const mw_settlement *list, size_t count);
@@ -311,7 +339,6 @@ void rmq_journal_silence(rmq_journal *j, bool mute);
 void rmq_journal_reset(rmq_journal *j); /* the deliveries it knew are gone */
 bool rmq_journal_loaded(
     rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
-bool rmq_journal_reading(const rmq_journal *j);
 void rmq_journal_meet(rmq_journal *j,
                       mw_incoming *in); /* it came before: fills attempt, due time and error */
 void rmq_journal_suspect(rmq_journal *j, uint64_t tag); /* it is begun next */
@@ -348,6 +375,15 @@ void rmq_remove(mw_conn *conn, const mw_removal *r);
 void rmq_looks_lost(rmq_conn *c, const mw_error *why);
 void rmq_looks_go(rmq_conn *c);
 void rmq_looks_free(rmq_conn *c);
+
+/* topology.c */
+typedef struct rmq_recipe
+    rmq_recipe; /* exchanges, a queue and its bindings, in the order in which they are made */
+rmq_recipe *rmq_recipe_read(const char *json);
+void rmq_recipe_free(rmq_recipe *r); /* NULL is fine */
+uint32_t rmq_recipe_count(const rmq_recipe *r);
+void rmq_recipe_put(const rmq_recipe *r, uint32_t at, uint16_t channel, mw_buf *b);
+bool rmq_recipe_name(const rmq_recipe *r, uint32_t at, char *out, size_t size); /* false: it is the queue */
 
 /* request.c */
 void rmq_request_send(mw_conn *conn, const mw_publication *p, int64_t timeout_ms);

@@ -240,8 +240,8 @@ static void got_of_stream(rmq_conn *c, const rmq_content *k) {
     uint64_t size;
     s->place++;
     mind_silence(c);
-    if (!rmq_envelope_read(k->header, &route, &c->scratch, &e, &size) || !e.has_offset || !l || l->over ||
-        e.offset < l->browse.after.high) {
+    rmq_envelope_read(k->header, &route, &c->scratch, &e, &size);
+    if (k->too_large || !e.has_offset || !l || l->over || e.offset < l->browse.after.high) {
         rmq_look_ack(c, k->tag); /* gives way to the next one */
         return;
     }
@@ -276,7 +276,8 @@ static void got(rmq_chan *chan, rmq_content *k) {
     if (s->consume) mind_silence(c);
     seen now = {.tag = k->tag};
     s->place++;
-    if (rmq_envelope_read(k->header, &route, &c->scratch, &e, &size)) {
+    if (!k->too_large) { /* such a one cannot be shown, nor be sent elsewhere */
+        rmq_envelope_read(k->header, &route, &c->scratch, &e, &size);
         mw_parts parts = e.parts;
         parts.body = k->body;
         parts.body_len = k->body_len;

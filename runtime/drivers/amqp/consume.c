@@ -2,10 +2,8 @@
  * so the broker keeps the rest. With an order the consumer is exclusive (or the queue has a single active
  * consumer): others of the group stand by and ask again. Tags live as long as the channel: each opening is a
  * new unit, and the former one is fenced. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "drivers/amqp/amqp.h"
 
@@ -106,8 +104,8 @@ mw_sub *rmq_subscribe(mw_conn *conn, const mw_subscription *spec, mw_error *e) {
     s->host = c->host;
     s->source = spec->source;
     s->order = spec->order;
-    snprintf(s->tag, sizeof s->tag, "moonwire.%.100s.%ld", spec->group, (long)getpid());
     size_t bytes, room = s->host->room(s->source, &bytes);
+    s->budget = bytes;
     s->prefetch = (uint32_t)(room < 1 ? 1 : room > PREFETCH_MAX ? PREFETCH_MAX : room);
     s->line = rmq_line_new(c->loop, &c->settings, &sub_line_events, s, e);
     if (!s->line) {
@@ -150,7 +148,6 @@ void rmq_pause(mw_sub *sub) {
     rmq_put_u8(b, 1);
     rmq_frame_end(b, f);
     rmq_line_send(s->line);
-    rmq_sub_hold(s, false);
 }
 
 void rmq_sub_free(rmq_sub *s) {
@@ -191,7 +188,6 @@ void rmq_unsubscribe(mw_sub *sub) {
     s->closing = true;
     if (s->place && (s->step == RMQ_RUNNING || s->step == RMQ_STOPPING)) rmq_journal_touch(s->journal, true);
     rmq_write_acks(s);
-    rmq_sub_hold(s, false);
     if (!s->journal || rmq_journal_quiet(s->journal, leave)) leave(s);
 }
 

@@ -7,7 +7,7 @@
 #include "drivers/amqp/amqp.h"
 
 enum { SPAN_MAX = 1000000 }; /* how far beyond its mark a stream is read */
-enum { BATCH = 256, HOLD_BYTES = 4 << 20, WAITED_MOST = 1024 };
+enum { BATCH = 256, WAITED_MOST = 1024 };
 
 /* ---- handing on ---- */
 
@@ -29,12 +29,6 @@ void rmq_deliveries_clear(rmq_sub *s) {
 }
 
 static size_t waiting_count(const rmq_sub *s) { return s->waiting.len / sizeof(mw_incoming) - s->waiting_at; }
-
-void rmq_sub_hold(rmq_sub *s, bool on) {
-    if (s->held == on || !s->line || s->line->state != RMQ_READY) return;
-    s->held = on;
-    mw_stream_hold(s->line->stream, on);
-}
 
 /* Messages that came before wait until their history is known, and written down with this delivery in it, if
  * the broker takes it now. */
@@ -126,8 +120,7 @@ void rmq_sub_pump(rmq_sub *s) {
         s->waiting_bytes = 0;
     }
     forget_waited(s);
-    bool reading = s->journal && rmq_journal_reading(s->journal);
-    rmq_sub_hold(s, s->waiting_bytes > HOLD_BYTES && !reading);
+    rmq_flow_look(s, waiting_count(s));
 }
 
 static mw_message *make_message(rmq_content *k, const rmq_envelope *e) {
@@ -140,23 +133,12 @@ static mw_message *make_message(rmq_content *k, const rmq_envelope *e) {
     return mw_message_borrow(&parts, free, body);
 }
 
-/* Nobody could ever read it, and it would come again for ever: it goes the way of the broker's dead letters.
- */
-static void refuse(rmq_sub *s, uint64_t tag) {
-    mw_log_begin(MW_ERROR, "rejected a message that is malformed");
+/* Whoever reads on at the broker's place in a stream needs it: without one it is passed over. */
+static void pass_over(rmq_sub *s, uint64_t tag) {
+    mw_log_begin(MW_ERROR, "passed over a message of a stream that has no offset");
     mw_log_text("queue", s->queue);
     mw_log_end();
-    if (s->place) {
-        rmq_skip(s, tag);
-        return;
-    }
-    s->unsettled--;
-    mw_buf *b = rmq_line_out(s->line);
-    size_t f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_NACK);
-    rmq_put_u64(b, tag);
-    rmq_put_u8(b, 0);
-    rmq_frame_end(b, f);
-    rmq_line_send(s->line);
+    rmq_skip(s, tag);
 }
 
 /* Of a stream: it is done already. */
@@ -183,11 +165,9 @@ void rmq_came(rmq_chan *chan, rmq_content *k) {
     uint64_t size;
     if (k->method != RMQ_DELIVER || s->closing) return;
     if (s->top > s->base && k->tag != s->top) return; /* tags rise one by one */
-    bool good = rmq_envelope_read(k->header, &route, &s->conn->scratch, &e, &size);
-    if (s->place) {
-        good = good && e.has_offset;
-        e.failures = 0; /* whatever the header says, it was about another reader */
-    }
+    rmq_envelope_read(k->header, &route, &s->conn->scratch, &e, &size);
+    bool good = !k->too_large && (!s->place || e.has_offset);
+    if (s->place) e.failures = 0; /* whatever the header says, it was about another reader */
     mw_message *m = good ? make_message(k, &e) : NULL;
     mw_text *first = good && e.first_error.len ? mw_text_new(e.first_error.data, e.first_error.len) : NULL;
     *rmq_window_add(s, k->tag) = (rmq_entry){.msg = m,
@@ -204,7 +184,10 @@ void rmq_came(rmq_chan *chan, rmq_content *k) {
     s->unmet += m && rmq_entry_of(s, k->tag)->redelivered;
     if (!m) {
         if (s->place && e.has_offset) rmq_place_done(s->place, e.offset);
-        refuse(s, k->tag);
+        if (k->too_large)
+            rmq_leave_behind(s, k, &e);
+        else
+            pass_over(s, k->tag);
         return;
     }
     mw_incoming *in = (mw_incoming *)(void *)mw_buf_reserve(&s->waiting, sizeof *in);
@@ -212,9 +195,12 @@ void rmq_came(rmq_chan *chan, rmq_content *k) {
                         .tag = k->tag,
                         .unit = s->unit,
                         .attempt = e.failures + 1,
-                        .first_error = mw_text_ref(first)};
+                        .first_error = mw_text_ref(first),
+                        .invalid = e.invalid};
     s->waiting.len += sizeof *in;
     s->waiting_bytes += mw_message_size(m);
+    rmq_flow_came(s, mw_message_size(m));
+    s->reached = e.offset + 1;
     s->came++;
     s->activity++;
     if (e.failures && s->delayed) s->delayed--;

@@ -42,8 +42,15 @@ static bool is(rmq_str s, const char *text) {
     return s.len == strlen(text) && memcmp(s.data, text, s.len) == 0;
 }
 
+static void add_header(rmq_envelope *e, rmq_str name, rmq_str value) {
+    if (e->headers->len + name.len + value.len + 16 <= MW_HEADERS_MAX)
+        mw_headers_add(e->headers, name.data, name.len, value.data, value.len);
+    else
+        e->invalid = "its headers are over 1 MB as text";
+}
+
 static void add(rmq_envelope *e, const char *name, rmq_str value) {
-    mw_headers_add(e->headers, name, strlen(name), value.data, value.len);
+    add_header(e, (rmq_str){name, strlen(name)}, value);
 }
 
 /* ---- reading ---- */
@@ -73,12 +80,12 @@ static bool read_deaths(const rmq_value *v, const char *queue, uint32_t *rejecte
 static void add_value(rmq_envelope *e, rmq_str name, const rmq_value *v) {
     if (!name.len) return; /* a header of ours has a name */
     if (v->type == 'S' || v->type == 'x') {
-        mw_headers_add(e->headers, name.data, name.len, v->text.data, v->text.len);
+        add_header(e, name, v->text);
         return;
     }
     mw_buf text = {0};
     rmq_value_text(v, &text);
-    mw_headers_add(e->headers, name.data, name.len, text.data, text.len);
+    add_header(e, name, (rmq_str){text.data, text.len});
     mw_buf_free(&text);
 }
 
@@ -87,7 +94,10 @@ static void add_value(rmq_envelope *e, rmq_str name, const rmq_value *v) {
 static const char KEPT_EXPIRATION[] = "mw-expiration";
 
 static void read_own(rmq_envelope *e, rmq_str name, const rmq_value *v) {
-    if (is(name, "mw-key")) {
+    if (is(name, "mw-key") && v->text.len > MW_KEY_MAX) {
+        e->invalid = "its key (header mw-key) is too long";
+        add_value(e, (rmq_str){"amqp-mw-key", 11}, v);
+    } else if (is(name, "mw-key")) {
         e->parts.key = v->text.data ? v->text.data : "";
         e->parts.key_len = v->text.len;
         e->parts.has_key = v->type == 'S' || v->type == 'x';
@@ -133,6 +143,7 @@ static void read_headers(rmq_envelope *e, rmq_reader table, const char *queue) {
     typed.len = 0;
     for (const unsigned char *at = table.at; rmq_field(&table, &name, &v); at = table.at) {
         if (is(name, TYPED)) continue;
+        if (e->invalid && !rmq_value_valid(&v)) continue;
         if (keeps_type(name, &v)) mw_buf_add(&typed, at, (size_t)(table.at - at));
         if (v.type == 'l' && v.number >= 0 && is(name, "x-stream-offset")) {
             e->has_offset = true;
@@ -151,7 +162,8 @@ static void read_headers(rmq_envelope *e, rmq_reader table, const char *queue) {
 }
 
 static rmq_str property(rmq_reader *r, uint16_t flags, uint16_t flag) {
-    return flags & flag ? rmq_short(r) : (rmq_str){NULL, 0};
+    rmq_str s = flags & flag ? rmq_short(r) : (rmq_str){NULL, 0};
+    return r->bad ? (rmq_str){NULL, 0} : s;
 }
 
 bool rmq_envelope_read(rmq_reader r, const rmq_route *route, mw_headers *scratch, rmq_envelope *e,
@@ -163,11 +175,11 @@ bool rmq_envelope_read(rmq_reader r, const rmq_route *route, mw_headers *scratch
     scratch->len = 0;
     *e = (rmq_envelope){.headers = scratch};
     e->parts.priority = MW_PRIORITY_DEFAULT;
-    if (rmq_u16(&r) != BASIC) return false;
+    bool basic = rmq_u16(&r) == BASIC;
     rmq_u16(&r); /* weight */
     *body_size = rmq_u64(&r);
     uint16_t flags = rmq_u16(&r);
-    if (flags & 3) return false; /* more flags, or one that does not exist */
+    if (!basic || flags & 3) r.bad = true; /* more flags, or one that does not exist */
     rmq_str type = property(&r, flags, HAS_TYPE);
     found[0] = property(&r, flags, HAS_ENCODING);
     if (flags & HAS_HEADERS) table = rmq_table(&r);
@@ -181,13 +193,16 @@ bool rmq_envelope_read(rmq_reader r, const rmq_route *route, mw_headers *scratch
     found[4] = property(&r, flags, HAS_KIND);
     rmq_str user = property(&r, flags, HAS_USER);
     found[5] = property(&r, flags, HAS_APP);
-    if (r.bad || !rmq_table_valid(table)) return false;
+    if (r.bad)
+        e->invalid = "its properties are cut short";
+    else if (!rmq_table_valid(table))
+        e->invalid = "its header table is malformed, or over 512 tables deep";
 
     if (e->parts.priority > MW_PRIORITY_MAX) e->parts.priority = MW_PRIORITY_MAX;
     e->parts.time_ms = seconds < INT64_MAX / 1000 ? (int64_t)seconds * 1000 : 0;
     for (size_t i = 0; i < PROPERTIES; i++)
-        if (flags & properties[i].flag) add(e, properties[i].name, found[i]);
-    if (flags & HAS_USER) add(e, "amqp-user-id", user);
+        if (flags & properties[i].flag && found[i].data) add(e, properties[i].name, found[i]);
+    if (flags & HAS_USER && user.data) add(e, "amqp-user-id", user);
     if (flags & HAS_HEADERS) read_headers(e, table, route->queue);
     if (route->exchange.len) {
         add(e, "amqp-exchange", route->exchange);
@@ -204,7 +219,7 @@ bool rmq_envelope_read(rmq_reader r, const rmq_route *route, mw_headers *scratch
     e->parts.type_len = type.len;
     e->parts.headers = scratch->data;
     e->parts.headers_len = scratch->len;
-    return scratch->len <= MW_HEADERS_MAX + MW_HEADERS_OWN_MAX && e->parts.key_len <= MW_KEY_MAX;
+    return !e->invalid;
 }
 
 /* ---- writing ---- */

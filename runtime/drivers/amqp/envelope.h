@@ -15,6 +15,7 @@ typedef struct rmq_envelope { /* what a content header said; points into it and 
     uint64_t offset;
     bool has_id; /* else the id was made up here */
     rmq_str reply_to, correlation;
+    const char *invalid; /* why it is no message of ours, or NULL; static */
 } rmq_envelope;
 
 typedef struct rmq_route {
@@ -22,7 +23,8 @@ typedef struct rmq_route {
     const char *queue; /* where it was read */
 } rmq_route;
 
-/* The payload of a header frame. false: malformed. */
+/* The payload of a header frame. false: it cannot be a message of ours as it is; `out` says why, and has what
+ * can be kept of it. */
 bool rmq_envelope_read(rmq_reader payload, const rmq_route *route, mw_headers *scratch, rmq_envelope *out,
                        uint64_t *body_size);
 

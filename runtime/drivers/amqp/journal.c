@@ -544,16 +544,13 @@ bool rmq_journal_loaded(rmq_journal *j) {
     if (j->mute) return true;
     if (j->state != UNREAD) return j->state == READ;
     j->state = READING;
-    rmq_sub_hold(j->sub, false); /* the answer comes over this line */
-    rmq_out(j->sub->conn);       /* it connects meanwhile: what is read is written next */
+    rmq_out(j->sub->conn); /* it connects meanwhile: what is read is written next */
     if (!j->chan.line)
         rmq_chan_add(j->sub->line, &j->chan, RMQ_CHAN_JOURNAL, &reading, j);
     else if (j->chan.open)
         look(j);
     return false;
 }
-
-bool rmq_journal_reading(const rmq_journal *j) { return j->state == READING; }
 
 void rmq_journal_free(rmq_journal *j) {
     if (!j) return;

@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 
-enum { LEAVE_MS = 3000, BODY_FIRST = 1 << 20 };
+enum { LEAVE_MS = 3000, PROVEN_MS = 2000, OPEN_MS = 30000, BODY_FIRST = 1 << 20 };
 
 static const mw_stream_events line_events;
 
@@ -29,9 +29,24 @@ static void release(rmq_line *l) {
     free(l);
 }
 
+static void say_goodbye(rmq_line *l) {
+    mw_buf *b = rmq_line_out(l);
+    size_t f = rmq_method(b, 0, RMQ_CLOSE);
+    rmq_put_u16(b, 200);
+    rmq_put_string(b, "goodbye");
+    rmq_put_u32(b, 0);
+    rmq_frame_end(b, f);
+    rmq_line_send(l);
+}
+
 void rmq_line_free(rmq_line *l) {
     if (!l || l->dead) return;
+    if (l->state == RMQ_READY) { /* else the broker's log would tell of a client that was lost */
+        say_goodbye(l);
+        mw_stream_farewell(l->stream);
+    }
     mw_timer_stop(&l->beat);
+    mw_timer_stop(&l->proven);
     mw_timer_stop(&l->leave);
     mw_stream_close(l->stream);
     l->stream = NULL;
@@ -185,7 +200,13 @@ static void tune(rmq_line *l, rmq_reader *r) {
     if (l->heartbeat_ms) mw_timer_start_real(l->loop, &l->beat, l->heartbeat_ms / 4 + 1, beat);
 }
 
+static void too_slow(mw_timer *t) {
+    nonsense(mw_container_of(t, rmq_chan, slow)->line, "no answer to the opening of a channel");
+}
+
 static void open_channel(rmq_chan *c) {
+    c->opening = true;
+    mw_timer_start_real(c->line->loop, &c->slow, OPEN_MS, too_slow);
     mw_buf *b = rmq_line_out(c->line);
     size_t f = rmq_method(b, c->id, RMQ_CHANNEL_OPEN);
     rmq_put_string(b, "");
@@ -193,10 +214,16 @@ static void open_channel(rmq_chan *c) {
     rmq_line_send(c->line);
 }
 
+static void is_proven(mw_timer *t) {
+    rmq_line *l = mw_container_of(t, rmq_line, proven);
+    if (l->stream) mw_stream_established(l->stream);
+}
+
+/* A login is no success yet: a broker that cuts us off right behind it is asked more and more seldom. */
 static void ready(rmq_line *l) {
     l->state = RMQ_READY;
     l->refused = false;
-    mw_stream_established(l->stream);
+    mw_timer_start_real(l->loop, &l->proven, PROVEN_MS, is_proven);
     l->events->up(l->owner);
     for (int i = 1; i <= RMQ_CHANNELS && !l->dead; i++)
         if (l->chans[i]) open_channel(l->chans[i]);
@@ -233,13 +260,7 @@ void rmq_line_leave(rmq_line *l, void (*left)(void *owner)) {
         return;
     }
     l->state = RMQ_LEAVING;
-    mw_buf *b = rmq_line_out(l);
-    size_t f = rmq_method(b, 0, RMQ_CLOSE);
-    rmq_put_u16(b, 200);
-    rmq_put_string(b, "goodbye");
-    rmq_put_u32(b, 0);
-    rmq_frame_end(b, f);
-    rmq_line_send(l);
+    say_goodbye(l);
     mw_timer_start_real(l->loop, &l->leave, LEAVE_MS, leave_late);
 }
 
@@ -261,9 +282,10 @@ void rmq_chan_reset(rmq_chan *c) {
 void rmq_chan_remove(rmq_chan *c) {
     rmq_chan_reset(c);
     mw_buf_free(&c->header);
+    mw_timer_stop(&c->slow);
     if (c->line) c->line->chans[c->id] = NULL;
     c->line = NULL;
-    c->open = false;
+    c->open = c->opening = false;
 }
 
 void rmq_chan_restart(rmq_chan *c) {
@@ -282,7 +304,8 @@ void rmq_chan_restart(rmq_chan *c) {
 
 static void lose_channel(rmq_chan *c, int code, const mw_error *why) {
     rmq_chan_reset(c);
-    c->open = c->closing = false;
+    mw_timer_stop(&c->slow);
+    c->open = c->closing = c->opening = false;
     c->events->closed(c, code, why);
 }
 
@@ -342,6 +365,16 @@ static void complete(rmq_chan *c, rmq_reader header, const char *body) {
     free(k.owned);
 }
 
+static void keep_header(rmq_chan *c, rmq_reader payload) {
+    c->header.len = 0;
+    mw_buf_add(&c->header, payload.at, (size_t)(payload.end - payload.at));
+}
+
+static rmq_reader kept_header(const rmq_chan *c) {
+    const unsigned char *h = (const unsigned char *)c->header.data;
+    return (rmq_reader){h, h + c->header.len, false};
+}
+
 static void header_came(rmq_chan *c, rmq_reader payload, const unsigned char *next,
                         const unsigned char *end) {
     rmq_reader r = payload;
@@ -351,8 +384,14 @@ static void header_came(rmq_chan *c, rmq_reader payload, const unsigned char *ne
     }
     rmq_u32(&r);
     c->body_size = rmq_u64(&r);
-    if (r.bad || c->body_size > (uint64_t)c->line->settings->max_message) {
-        nonsense(c->line, "a message over the limit (max_message)");
+    if (r.bad) {
+        nonsense(c->line, "a header that is cut short");
+        return;
+    }
+    if (c->body_size > (uint64_t)c->line->settings->max_message) {
+        c->content.too_large = c->body_size;
+        c->stage = RMQ_PASSING_OVER;
+        keep_header(c, payload);
         return;
     }
     /* The usual case: the whole body stands right behind, and is taken from where it is. */
@@ -370,14 +409,26 @@ static void header_came(rmq_chan *c, rmq_reader payload, const unsigned char *ne
             return; /* body_came finds header.len 0 */
         }
     }
-    c->header.len = 0;
-    mw_buf_add(&c->header, payload.at, (size_t)(payload.end - payload.at));
+    keep_header(c, payload);
     c->body_room = size < BODY_FIRST ? size : BODY_FIRST; /* it grows with what really comes */
     c->body = malloc(c->body_room);
     if (!c->body) abort();
 }
 
+static void pass_over(rmq_chan *c, size_t len) {
+    if (len > c->body_size) {
+        nonsense(c->line, "a body without a message");
+        return;
+    }
+    c->body_size -= len;
+    if (!c->body_size) complete(c, kept_header(c), "");
+}
+
 static void body_came(rmq_chan *c, const char *data, size_t len) {
+    if (c->stage == RMQ_PASSING_OVER) {
+        pass_over(c, len);
+        return;
+    }
     if (c->stage != RMQ_WANT_BODY || len > c->body_size - c->body_have) {
         nonsense(c->line, "a body without a message");
         return;
@@ -395,8 +446,7 @@ static void body_came(rmq_chan *c, const char *data, size_t len) {
     memcpy(c->body + c->body_have, data, len);
     c->body_have += len;
     if (c->body_have < c->body_size) return;
-    const unsigned char *h = (const unsigned char *)c->header.data;
-    complete(c, (rmq_reader){h, h + c->header.len, false}, c->body);
+    complete(c, kept_header(c), c->body);
 }
 
 /* ---- frames ---- */
@@ -432,8 +482,12 @@ static void channel_method(rmq_chan *c, uint32_t method, rmq_reader *r) {
             nonsense(c->line, "an open channel opened again");
             return;
         }
+        mw_timer_stop(&c->slow);
+        c->opening = false;
         c->open = true;
         c->events->opened(c);
+    } else if (method == RMQ_CHANNEL_CLOSE && c->opening) {
+        return; /* the same once more, from before our answer to it: RabbitMQ may close a channel twice */
     } else if (method == RMQ_CHANNEL_CLOSE) {
         channel_closed(c, r);
     } else if (!c->open) {
@@ -536,6 +590,7 @@ static void line_down(void *owner, const mw_error *why) {
     rmq_line *l = owner;
     bool was_ready = l->state == RMQ_READY, tuning = l->state == RMQ_TUNING;
     mw_timer_stop(&l->beat);
+    mw_timer_stop(&l->proven);
     l->state = RMQ_AWAY;
     l->blocked = false;
     l->why = *why;

@@ -16,7 +16,7 @@ typedef struct rmq_settings { /* of the URL; shared by the lines of a connection
     const char *user, *password, *vhost;
     bool external; /* SASL EXTERNAL: the certificate says who we are */
     int64_t heartbeat_s, frame_max;
-    int64_t max_message; /* a larger one is refused: the line is cut */
+    int64_t max_message; /* the body of a larger one is passed over */
     const char *name;    /* shown by the broker's tools */
 } rmq_settings;
 
@@ -34,6 +34,7 @@ typedef struct rmq_content { /* a whole message with the method that carried it;
     rmq_reader header; /* payload of the header frame */
     const char *body;
     size_t body_len;
+    uint64_t too_large; /* so many bytes, over max_message: they came and were dropped, body is empty */
     char *owned; /* the body stands in memory of its own, which the callee may take by setting this to NULL */
 } rmq_content;
 
@@ -51,14 +52,16 @@ struct rmq_chan {
     void *owner;
     uint16_t id;
     bool open, closing;
+    bool opening;  /* asked for */
+    mw_timer slow; /* to open */
     /* a content that is arriving in pieces */
-    enum { RMQ_IDLE, RMQ_WANT_HEADER, RMQ_WANT_BODY } stage;
+    enum { RMQ_IDLE, RMQ_WANT_HEADER, RMQ_WANT_BODY, RMQ_PASSING_OVER } stage;
     rmq_content content;
     char exchange[256], key[256];
     mw_buf header;
     char *body;
     size_t body_have, body_room;
-    uint64_t body_size;
+    uint64_t body_size; /* PASSING_OVER: what is still to come of it */
 };
 
 typedef struct rmq_line_events {
@@ -84,7 +87,7 @@ struct rmq_line {
     bool broken;           /* dropped; what still stands in the input is not read */
     bool dead;             /* freed from inside one of its callbacks */
     int busy;              /* inside a callback of the stream */
-    mw_timer beat;
+    mw_timer beat, proven;
     uint64_t last_out;
     rmq_chan *chans[RMQ_CHANNELS + 1]; /* by number; 0 is the connection's own */
     mw_error why;                      /* of the last loss */

@@ -2,6 +2,7 @@
  * broker confirms in any order and many at a time; what it returns as unroutable it returns before the
  * confirm. While the broker blocks us (an alarm) or does not read fast enough, publications wait here; that
  * is no error. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,6 +63,15 @@ static void end(rmq_conn *c, rmq_pub *p, bool routed, const mw_error *e) {
     rmq_finish(p, e);
 }
 
+/* A reply declares nothing: whoever names a queue in reply-to could make queues here otherwise. */
+static bool was_reply(const rmq_pub *p) {
+    if (p->to->kind != RMQ_TO_EXCHANGE || *p->to->exchange) return false;
+    mw_log_begin(MW_WARN, "a reply was dropped: the queue that it was wanted on is not there");
+    mw_log_text("queue", p->key);
+    mw_log_end();
+    return true;
+}
+
 static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
     rmq_pub *p = take_sent(c, seq);
     if (!p) return;
@@ -76,7 +86,7 @@ static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
         end(c, p, true, &e);
     } else if (p->returned && p->to->kind != RMQ_TO_EXCHANGE && p->tries < TRIES) {
         rmq_target_back(c, p); /* deleted: declared, and once more */
-    } else if (p->returned) {
+    } else if (p->returned && !was_reply(p)) {
         if (p->to->kind == RMQ_TO_EXCHANGE)
             mw_fail(&e, MW_EUSAGE, true, "unroutable: exchange \"%s\" has no queue bound for \"%s\"",
                     p->to->exchange, p->key ? p->key : "");
@@ -225,6 +235,7 @@ static void out_up(void *owner) {
 
 static void out_down(void *owner, const mw_error *why) {
     rmq_conn *c = owner;
+    mw_timer_stop(&c->blocked);
     if (!c->told_down) c->host->state(c->link, false, why);
     c->told_down = true;
     c->told_up = false;
@@ -234,8 +245,21 @@ static void out_down(void *owner, const mw_error *why) {
     rmq_looks_lost(c, why);
 }
 
+static void blocked_too_long(mw_timer *t) {
+    rmq_conn *c = mw_container_of(t, rmq_conn, blocked);
+    mw_error e;
+    mw_fail(&e, MW_ECLOSED, true,
+            "the broker blocks publishing: it has an alarm (memory or disk), for %" PRId64
+            " s now (blocked_timeout)",
+            c->blocked_ms / 1000);
+    fail_waiting(c, &e);
+    mw_stream_fail(c->out->stream, &e); /* whether it has what was written nobody knows */
+}
+
 static void out_blocked(void *owner, bool blocked, rmq_str why) {
     rmq_conn *c = owner;
+    mw_timer_stop(&c->blocked);
+    if (blocked && c->blocked_ms) mw_timer_start_real(c->loop, &c->blocked, c->blocked_ms, blocked_too_long);
     mw_log_begin(blocked ? MW_WARN : MW_INFO, blocked ? "the broker blocks publishing; publications wait"
                                                       : "the broker takes publications again");
     if (blocked) mw_log_str("reason", why.data, why.len);
@@ -479,6 +503,7 @@ void rmq_publish(mw_conn *conn, const mw_publication *list, size_t count) {
 
 void rmq_out_close(rmq_conn *c) {
     mw_timer_stop(&c->patience);
+    mw_timer_stop(&c->blocked);
     rmq_line_free(c->out);
     c->out = NULL;
     rmq_fifo all = {0};

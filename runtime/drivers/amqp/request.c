@@ -1,5 +1,6 @@
 /* request.c - requests with direct reply-to: the reply comes to the publishing channel itself, without a
  * queue. It lives and dies with that channel, and so do requests that wait for one. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,8 +46,10 @@ static void answer_late(mw_deferred *d) {
 
 static void too_late(mw_timer *t) {
     mw_error e;
+    rmq_request *r = mw_container_of(t, rmq_request, limit);
     mw_fail(&e, MW_ECLOSED, true, "no reply in time");
-    answer(mw_container_of(t, rmq_request, limit), NULL, &e);
+    r->pub.dropped = true; /* not sent yet: nobody waits for what it would do */
+    answer(r, NULL, &e);
 }
 
 /* Confirmed is not answered; not confirmed never will be. */
@@ -115,9 +118,13 @@ void rmq_replied(rmq_conn *c, rmq_content *k) {
     for (rmq_request *r = c->requests; r; r = r->next) {
         if (r->id_len != e.correlation.len || memcmp(r->id, e.correlation.data, r->id_len) != 0) continue;
         mw_parts parts = e.parts;
+        mw_error why;
         parts.body = k->body;
         parts.body_len = k->body_len;
-        answer(r, mw_message_new(&parts), NULL);
+        if (k->too_large)
+            mw_fail(&why, MW_EUSAGE, false, "the reply has %" PRIu64 " bytes, over max_message of the URL",
+                    k->too_large);
+        answer(r, k->too_large ? NULL : mw_message_new(&parts), k->too_large ? &why : NULL);
         return;
     }
 }

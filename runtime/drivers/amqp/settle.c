@@ -97,7 +97,7 @@ static void gather_acks(rmq_sub *s) {
 /* One that is set aside has a lower tag: an ack of a run would take it along. */
 void rmq_write_acks(rmq_sub *s) {
     size_t n = s->done.len / sizeof(uint64_t), run = 0;
-    bool singly = s->aside.count;
+    bool singly = s->aside.count || s->left_behind;
     mw_timer_stop(&s->ack_soon);
     if (!n || !s->line) return;
     const uint64_t *tags = (const uint64_t *)(void *)s->done.data;

@@ -20,6 +20,7 @@ typedef struct declaration { /* the job that finds or makes a target's queue */
     rmq_job job;
     rmq_target *target;
     bool make;
+    uint32_t made; /* steps */
 } declaration;
 
 static rmq_target *find(rmq_conn *c, const char *name) {
@@ -45,13 +46,18 @@ static rmq_target *insert(rmq_conn *c, const char *name) {
     return t;
 }
 
+/* The broker's own are for replies: each has a name of its own, and whoever asked may have gone. */
+static bool is_brokers_own(const char *channel) { return strncmp(channel, "amq.", 4) == 0; }
+
 const char *rmq_routing_key(const char *channel) {
+    if (is_brokers_own(channel)) return channel;
     const char *key = is_exchange(channel) ? strchr(channel, '\2') : NULL;
     return key ? key + 1 : NULL;
 }
 
 rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
     char name[300];
+    if (is_brokers_own(channel)) channel = "\3"; /* the default exchange, not mandatory */
     size_t len = is_exchange(channel) ? strcspn(channel, "\2") : strlen(channel);
     snprintf(name, sizeof name, "%.*s", (int)len, channel);
     rmq_target *t = find(c, name);
@@ -62,17 +68,12 @@ rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
         t->mandatory = channel[0] == '\1';
         t->exchange = t->name + 1;
         t->key = "";
-        if (!*t->exchange) t->state = RMQ_THERE; /* the default exchange */
-    } else if (strncmp(channel, "amq.", 4) == 0) {
-        t->state = RMQ_THERE; /* the broker's own: replies; whoever asked may have gone */
-        t->mandatory = false;
+        if (!*t->exchange) t->state = RMQ_THERE; /* the default exchange: replies, which declare nothing */
     }
     return t;
 }
 
-static bool is_asked_for(const rmq_target *t) {
-    return t->kind == RMQ_TO_EXCHANGE ? *t->exchange : strncmp(t->name, "amq.", 4) != 0;
-}
+static bool is_asked_for(const rmq_target *t) { return t->kind != RMQ_TO_EXCHANGE || *t->exchange; }
 
 /* Ten steps for each power of ten: few queues for delays with jitter, and the usual numbers exactly. */
 int64_t rmq_tier(int64_t delay_ms, bool retry) {
@@ -171,7 +172,7 @@ static void declaration_start(rmq_job *j, rmq_conn *c, mw_buf *out) {
     else if (d->target->kind == RMQ_TO_JOURNAL)
         put_journal(out, c, d->target);
     else if (d->make)
-        rmq_put_make(out, c, RMQ_CHAN_ADMIN, d->target->name);
+        rmq_put_make(out, c, RMQ_CHAN_ADMIN, d->target->name, d->made);
     else
         rmq_put_declare(out, c, RMQ_CHAN_ADMIN, d->target->name, true);
 }
@@ -294,9 +295,15 @@ static void not_there(rmq_target *t, const mw_error *why) {
 static bool declaration_reply(rmq_job *j, rmq_conn *c, uint32_t method, rmq_reader *r) {
     declaration *d = mw_container_of(j, declaration, job);
     (void)method, (void)r;
+    if (d->make && ++d->made < rmq_make_steps(c, d->target->name)) return false;
     there(c, d->target);
     free(d);
     return true;
+}
+
+/* It is there, with other arguments or for somebody else: good enough. */
+static bool is_there(int code, const mw_error *why) {
+    return code == 405 || (code == 406 && strstr(why->text, "inequivalent arg"));
 }
 
 static bool declaration_failed(rmq_job *j, rmq_conn *c, int code, const mw_error *why) {
@@ -312,10 +319,12 @@ static bool declaration_failed(rmq_job *j, rmq_conn *c, int code, const mw_error
     bool ours = d->target->kind != RMQ_TO_EXCHANGE && !rmq_options_of(c, d->target->name)->exclusive;
     if (code == 404 && !d->make && c->declare == RMQ_DECLARE_AUTO && ours) {
         d->make = true;
+        d->made = 0;
         return false;
     }
-    if (code == 406 ||
-        code == 405) { /* it is there, with other arguments or for somebody else: good enough */
+    bool without = d->make && rmq_make_without(c, d->target->name, d->made, why);
+    if (without && ++d->made < rmq_make_steps(c, d->target->name)) return false;
+    if (without || is_there(code, why)) {
         there(c, d->target);
     } else {
         mw_error e;

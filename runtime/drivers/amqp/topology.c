@@ -9,13 +9,18 @@
 #include "drivers/amqp/amqp.h"
 #include "json/json.h"
 
+typedef struct item { /* one thing, as config/rabbitmq.lua writes it */
+    const struct mw_json_doc *doc;
+    uint32_t node;
+} item;
+
 typedef struct plan {
     rmq_job job;
     void *cookie;
     struct mw_json_doc *doc;
     mw_buf answer;
     uint32_t count, at; /* items */
-    uint32_t node;      /* of the item */
+    item it;
     bool apply, show;
     enum { LOOK, COMPARE, MAKE, BIND } step;
     uint32_t messages, consumers;
@@ -26,16 +31,16 @@ typedef struct plan {
 
 /* ---- the request ---- */
 
-static bool find(const plan *p, const char *path, struct mw_json_value *v) {
+static bool find(const item *p, const char *path, struct mw_json_value *v) {
     return mw_json_find_in(p->doc, p->node, path, strlen(path), v) != MW_JSON_NONE;
 }
 
-static rmq_str text(const plan *p, const char *path) {
+static rmq_str text(const item *p, const char *path) {
     struct mw_json_value v;
     return find(p, path, &v) && v.type == MW_JSON_STRING ? (rmq_str){v.text, v.len} : (rmq_str){"", 0};
 }
 
-static bool truth(const plan *p, const char *path) {
+static bool truth(const item *p, const char *path) {
     struct mw_json_value v;
     return find(p, path, &v) && v.type == MW_JSON_TRUE;
 }
@@ -44,14 +49,18 @@ static bool is(rmq_str s, const char *word) {
     return s.len == strlen(word) && memcmp(s.data, word, s.len) == 0;
 }
 
-static bool next_item(plan *p) {
+static item item_at(const struct mw_json_doc *doc, uint32_t at) { /* from 1 */
     char path[32];
     struct mw_json_value v;
+    snprintf(path, sizeof path, "items.%u", at);
+    mw_json_find(doc, path, strlen(path), &v);
+    return (item){doc, v.node};
+}
+
+static bool next_item(plan *p) {
     if (p->at >= p->count) return false;
-    snprintf(path, sizeof path, "items.%u", ++p->at);
-    mw_json_find(p->doc, path, strlen(path), &v);
-    p->node = v.node;
-    p->step = is(text(p, "kind"), "binding") ? BIND : LOOK;
+    p->it = item_at(p->doc, ++p->at);
+    p->step = is(text(&p->it, "kind"), "binding") ? BIND : LOOK;
     return true;
 }
 
@@ -81,7 +90,7 @@ static void put_argument(mw_buf *b, rmq_str name, char type, rmq_str value) {
     }
 }
 
-static void put_arguments(const plan *p, mw_buf *b) {
+static void put_arguments(const item *p, mw_buf *b) {
     size_t table = rmq_open(b);
     for (int i = 1;; i++) {
         char name[64], type[64], value[64];
@@ -95,9 +104,9 @@ static void put_arguments(const plan *p, mw_buf *b) {
     rmq_close(b, table);
 }
 
-static void put_queue(const plan *p, mw_buf *b, bool passive) {
+static void put_queue(const item *p, mw_buf *b, uint16_t channel, bool passive) {
     rmq_str name = text(p, "name");
-    size_t f = rmq_method(b, RMQ_CHAN_ADMIN, RMQ_QUEUE_DECLARE);
+    size_t f = rmq_method(b, channel, RMQ_QUEUE_DECLARE);
     rmq_put_u16(b, 0);
     rmq_put_short(b, name.data, name.len);
     rmq_put_u8(b, (uint8_t)(passive ? 1
@@ -111,9 +120,9 @@ static void put_queue(const plan *p, mw_buf *b, bool passive) {
     rmq_frame_end(b, f);
 }
 
-static void put_exchange(const plan *p, mw_buf *b, bool passive) {
+static void put_exchange(const item *p, mw_buf *b, uint16_t channel, bool passive) {
     rmq_str name = text(p, "name"), type = text(p, "settings.type");
-    size_t f = rmq_method(b, RMQ_CHAN_ADMIN, RMQ_EXCHANGE_DECLARE);
+    size_t f = rmq_method(b, channel, RMQ_EXCHANGE_DECLARE);
     rmq_put_u16(b, 0);
     rmq_put_short(b, name.data, name.len);
     rmq_put_short(b, type.data, type.len);
@@ -128,11 +137,11 @@ static void put_exchange(const plan *p, mw_buf *b, bool passive) {
     rmq_frame_end(b, f);
 }
 
-static void put_bind(const plan *p, mw_buf *b) {
+static void put_bind(const item *p, mw_buf *b, uint16_t channel) {
     rmq_str exchange = text(p, "settings.exchange"), to = text(p, "settings.destination"),
             key = text(p, "settings.key");
     bool queue = !truth(p, "settings.to_exchange");
-    size_t f = rmq_method(b, RMQ_CHAN_ADMIN, queue ? RMQ_QUEUE_BIND : RMQ_ID(40, 30));
+    size_t f = rmq_method(b, channel, queue ? RMQ_QUEUE_BIND : RMQ_ID(40, 30));
     rmq_put_u16(b, 0);
     rmq_put_short(b, to.data, to.len);
     rmq_put_short(b, exchange.data, exchange.len);
@@ -142,15 +151,20 @@ static void put_bind(const plan *p, mw_buf *b) {
     rmq_frame_end(b, f);
 }
 
+static void put_item(const item *p, mw_buf *b, uint16_t channel, bool passive) {
+    rmq_str kind = text(p, "kind");
+    if (is(kind, "binding"))
+        put_bind(p, b, channel);
+    else if (is(kind, "exchange"))
+        put_exchange(p, b, channel, passive);
+    else
+        put_queue(p, b, channel, passive);
+}
+
 static void start(rmq_job *j, rmq_conn *c, mw_buf *out) {
     plan *p = mw_container_of(j, plan, job);
     (void)c;
-    if (p->step == BIND)
-        put_bind(p, out);
-    else if (is(text(p, "kind"), "exchange"))
-        put_exchange(p, out, p->step == LOOK);
-    else
-        put_queue(p, out, p->step == LOOK);
+    put_item(&p->it, out, RMQ_CHAN_ADMIN, p->step == LOOK);
 }
 
 /* ---- the answer ---- */
@@ -202,7 +216,7 @@ static void put_difference(mw_buf *b, const char *why) {
 
 static void told(plan *p, const char *state, const char *difference, const char *error, const char *note) {
     mw_buf *b = &p->answer;
-    rmq_str kind = text(p, "kind"), name = text(p, "name");
+    rmq_str kind = text(&p->it, "kind"), name = text(&p->it, "name");
     mw_buf_puts(b, p->at > 1 ? ",{\"kind\":" : "{\"kind\":");
     put_json(b, kind.data, kind.len);
     mw_buf_puts(b, ",\"name\":");
@@ -238,8 +252,8 @@ static void answer(plan *p, const mw_error *e) {
 }
 
 static void note_missing(plan *p) {
-    rmq_str name = text(p, "name");
-    mw_buf_puts(&p->missing, is(text(p, "kind"), "exchange") ? "e" : "q");
+    rmq_str name = text(&p->it, "name");
+    mw_buf_puts(&p->missing, is(text(&p->it, "kind"), "exchange") ? "e" : "q");
     mw_buf_add(&p->missing, name.data, name.len);
     mw_buf_add(&p->missing, "", 1);
 }
@@ -253,9 +267,9 @@ static bool is_missing(const plan *p, char kind, rmq_str name) {
 
 /* Nobody tells whether a binding is there; without one of its ends it is not. */
 static void tell_binding(plan *p) {
-    bool missing =
-        is_missing(p, 'e', text(p, "settings.exchange")) ||
-        is_missing(p, truth(p, "settings.to_exchange") ? 'e' : 'q', text(p, "settings.destination"));
+    bool missing = is_missing(p, 'e', text(&p->it, "settings.exchange")) ||
+                   is_missing(p, truth(&p->it, "settings.to_exchange") ? 'e' : 'q',
+                              text(&p->it, "settings.destination"));
     if (missing)
         told(p, "missing", NULL, NULL, NULL);
     else
@@ -369,4 +383,40 @@ void rmq_topology(mw_conn *conn, const char *request, size_t len, void *cookie) 
         rmq_job_add(c, &p->job);
     else
         mw_defer(c->loop, &p->late, answer_late);
+}
+
+/* ---- what a queue needs, when it is made ---- */
+
+struct rmq_recipe {
+    struct mw_json_doc *doc;
+    uint32_t count;
+};
+
+rmq_recipe *rmq_recipe_read(const char *json) {
+    rmq_recipe *r = calloc(1, sizeof *r);
+    struct mw_json_value v;
+    if (!r || !(r->doc = mw_json_new())) abort();
+    if (mw_json_parse(r->doc, json, strlen(json)) == 0 && mw_json_find(r->doc, "items", 5, &v))
+        r->count = v.count;
+    return r;
+}
+
+void rmq_recipe_free(rmq_recipe *r) {
+    if (!r) return;
+    mw_json_free(r->doc);
+    free(r);
+}
+
+uint32_t rmq_recipe_count(const rmq_recipe *r) { return r->count; }
+
+void rmq_recipe_put(const rmq_recipe *r, uint32_t at, uint16_t channel, mw_buf *b) {
+    item it = item_at(r->doc, at + 1);
+    put_item(&it, b, channel, false);
+}
+
+bool rmq_recipe_name(const rmq_recipe *r, uint32_t at, char *out, size_t size) {
+    item it = item_at(r->doc, at + 1);
+    rmq_str kind = text(&it, "kind"), name = text(&it, "name");
+    snprintf(out, size, "%.*s %.*s", (int)kind.len, kind.data, (int)name.len, name.data);
+    return !is(kind, "queue");
 }

@@ -3,16 +3,18 @@
  * what comes next. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
+#include "base/uuid.h"
 #include "drivers/amqp/amqp.h"
 
-enum { STANDBY_MS = 300, AGAIN_MS = 2000 };
+enum { STANDBY_MS = 300, STANDBY_MOST_MS = 3000, AGAIN_MS = 2000, AGAIN_MOST_MS = 30000 };
 
 static void ask(rmq_sub *s, bool make) {
     s->step = make ? RMQ_MAKING : RMQ_FINDING;
     if (make)
-        rmq_put_make(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue);
+        rmq_put_make(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, s->made);
     else
         rmq_put_declare(rmq_line_out(s->line), s->conn, RMQ_CHAN_CONSUME, s->queue, true);
     rmq_line_send(s->line);
@@ -33,13 +35,24 @@ static void compare(rmq_sub *s) {
     rmq_line_send(s->line);
 }
 
+/* Less and less often, until it runs. */
+static void try_later(rmq_sub *s) {
+    int64_t ms = (int64_t)AGAIN_MS << (s->tries < 8 ? s->tries : 8);
+    s->tries++;
+    s->missing = false;
+    s->wait_ms = ms < AGAIN_MOST_MS ? ms : AGAIN_MOST_MS;
+}
+
 /* What differs is theirs to decide, as long as the order does not hang on it: others could read beside us.
  * What was not said here does not differ; the topology, or somebody else, has said more. */
 static void differs(rmq_sub *s, const mw_error *why) {
     bool vital = strstr(why->text, "'x-single-active-consumer'") || strstr(why->text, "'x-queue-type'");
     bool fatal = vital && s->order != MW_ORDER_NONE && rmq_options_of(s->conn, s->queue)->single_active;
     s->compared = !fatal;
-    if (fatal) s->wait_ms = AGAIN_MS;
+    if (fatal) {
+        try_later(s);
+        snprintf(s->trouble, sizeof s->trouble, "queue %s: %s", s->queue, why->text);
+    }
     if (!vital && strstr(why->text, "received none")) return;
     if (s->told_differs) return;
     s->told_differs = true;
@@ -87,6 +100,8 @@ static void put_offset(rmq_sub *s, mw_buf *b) {
     size_t table = rmq_open(b);
     if (!s->place) {
         /* a queue has no places */
+    } else if (s->reached) {
+        rmq_put_number(b, "x-stream-offset", (int64_t)s->reached);
     } else if (rmq_place_known(s->place, &mark)) {
         rmq_put_number(b, "x-stream-offset", (int64_t)mark);
     } else if (!s->newest) {
@@ -100,12 +115,19 @@ static void put_offset(rmq_sub *s, mw_buf *b) {
     rmq_close(b, table);
 }
 
+/* Each has a name of its own: the acks of one must not make room for the next. */
+static void name_consumer(rmq_sub *s) {
+    snprintf(s->tag, sizeof s->tag, "moonwire.%.100s.%ld.%u", s->group, (long)getpid(), ++s->consumers);
+}
+
 static void consume(rmq_sub *s) {
     s->step = RMQ_TUNING_IN;
+    name_consumer(s);
+    uint32_t prefetch = rmq_flow_first(s);
     mw_buf *b = rmq_line_out(s->line);
     size_t f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_QOS);
     rmq_put_u32(b, 0);
-    rmq_put_u16(b, (uint16_t)s->prefetch);
+    rmq_put_u16(b, (uint16_t)prefetch);
     rmq_put_u8(b, 0);
     rmq_frame_end(b, f);
     f = rmq_method(b, RMQ_CHAN_CONSUME, RMQ_CONSUME);
@@ -117,6 +139,8 @@ static void consume(rmq_sub *s) {
     rmq_frame_end(b, f);
     rmq_line_send(s->line);
 }
+
+void rmq_consume_again(rmq_sub *s) { consume(s); }
 
 /* The group is ours, and what is known of its place was read. */
 void rmq_consume_stream(rmq_sub *s) {
@@ -136,6 +160,7 @@ static void later(rmq_sub *s, int64_t ms) {
 
 /* Once, until it runs or the reason is another one. */
 static void complain(rmq_sub *s, int code, const char *text, const char *why) {
+    snprintf(s->trouble, sizeof s->trouble, "queue %s: %s", s->queue, why);
     if (s->told_code == code) return;
     s->told_code = code;
     mw_log_begin(MW_ERROR, text);
@@ -156,18 +181,35 @@ static void opened(rmq_chan *chan) {
     s->wait_ms = 0;
 }
 
-static const char *what_closed(int code, const mw_error *why) {
+static const char *what_closed(const rmq_sub *s, int code, const mw_error *why) {
     if (code == 404) return "there is no such queue; waiting for it";
     if (code == 406 && strstr(why->text, "timed out"))
         return "a message was not acked within the broker's consumer_timeout, which took all of them back: "
                "they are handled again; keep the pipeline's timeout and held retries below it";
-    return "the broker closed the channel";
+    return s->step == RMQ_MAKING ? "the broker does not make this queue; trying again"
+                                 : "the broker closed the channel";
+}
+
+/* To ask for a lock that another has is an error in the broker's log each time. */
+static int64_t stand_by_longer(rmq_sub *s) {
+    int64_t ms = (int64_t)STANDBY_MS << (s->tries < 8 ? s->tries : 8);
+    s->tries++;
+    if (ms > STANDBY_MOST_MS) ms = STANDBY_MOST_MS;
+    return ms - (int64_t)(mw_random64() % (uint64_t)(ms / 4));
+}
+
+/* Who would be refused need not ask: a queue that somebody reads is looked at until nobody does. */
+static bool still_read(rmq_sub *s, rmq_reader r) {
+    rmq_short(&r);
+    rmq_u32(&r); /* messages */
+    return s->standby && exclusive(s) && rmq_u32(&r) > 0;
 }
 
 /* What the closing of a channel means depends on what was asked last. */
 static void why_closed(rmq_sub *s, int code, const mw_error *why) {
     if (code == 404 && s->step == RMQ_FINDING && s->conn->declare == RMQ_DECLARE_AUTO) {
         s->missing = true;
+        s->made = 0;
     } else if (code && s->step == RMQ_LOCKING && !s->place) {
         s->without = true;
         rmq_journal_silence(s->journal, true);
@@ -178,18 +220,20 @@ static void why_closed(rmq_sub *s, int code, const mw_error *why) {
             mw_log_text("queue", s->queue);
             mw_log_end();
         }
+        s->wait_ms = s->standby && s->place ? stand_by_longer(s) : STANDBY_MS;
         s->standby = true;
-        s->wait_ms = STANDBY_MS;
-    } else if (code == 406 && s->step == RMQ_MAKING) {
+    } else if (code && s->step == RMQ_MAKING && rmq_make_without(s->conn, s->queue, s->made, why)) {
+        s->made++;
+        s->missing = s->made < rmq_make_steps(s->conn, s->queue);
+    } else if (code == 406 && s->step == RMQ_MAKING && strstr(why->text, "inequivalent arg")) {
         s->missing = false; /* somebody made it in the meantime, otherwise */
     } else if (code == 406 && s->step == RMQ_COMPARING) {
         differs(s, why);
     } else if (code == 403 && s->step == RMQ_COMPARING) {
         s->compared = true; /* we may not declare */
     } else if (code) {
-        complain(s, code, what_closed(code, why), why->text);
-        s->missing = false;
-        s->wait_ms = AGAIN_MS;
+        complain(s, code, what_closed(s, code, why), why->text);
+        try_later(s);
     }
 }
 
@@ -198,7 +242,9 @@ static void closed(rmq_chan *chan, int code, const mw_error *why) {
     uint32_t unit = s->unit;
     why_closed(s, code, why);
     s->step = RMQ_ASLEEP;
-    s->held = s->resting = false;
+    s->resting = false;
+    s->reached = 0;
+    s->left_behind = 0;
     mw_timer_stop(&s->again);
     bool any = s->top > s->base || s->aside.count;
     rmq_deliveries_clear(s);
@@ -217,10 +263,14 @@ static void cancelled(rmq_sub *s) {
 
 static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
     rmq_sub *s = chan->owner;
-    if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_FINDING && worth_comparing(s)) {
+    if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_FINDING && still_read(s, *r)) {
+        later(s, STANDBY_MS);
+    } else if (method == RMQ_QUEUE_DECLARE_OK && s->step == RMQ_FINDING && worth_comparing(s)) {
         compare(s);
-    } else if (method == RMQ_QUEUE_DECLARE_OK &&
-               (s->step == RMQ_FINDING || s->step == RMQ_COMPARING || s->step == RMQ_MAKING)) {
+    } else if (s->step == RMQ_MAKING && ++s->made < rmq_make_steps(s->conn, s->queue)) {
+        ask(s, true);
+    } else if (s->step == RMQ_MAKING ||
+               (method == RMQ_QUEUE_DECLARE_OK && (s->step == RMQ_FINDING || s->step == RMQ_COMPARING))) {
         s->missing = false;
         s->compared = true;
         if (needs_lock(s))
@@ -238,8 +288,14 @@ static void method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
         s->step = RMQ_RUNNING;
         s->standby = false;
         s->told_code = 0;
+        s->tries = 0;
+        if (!s->left_behind) *s->trouble = '\0';
         if (s->place) rmq_journal_touch(s->journal, false); /* the group is there from now on */
         rmq_ask_depth(s);                                   /* for the first one who wants to know */
+        if (s->paused) { /* it was told to stop before there was anything to stop */
+            s->paused = false;
+            rmq_pause((mw_sub *)s);
+        }
     } else if (method == RMQ_CANCEL && s->step == RMQ_RUNNING) {
         cancelled(s);
     }

@@ -74,6 +74,10 @@ static bool valid(rmq_reader r, bool array, int depth) {
 
 bool rmq_table_valid(rmq_reader table) { return valid(table, false, 0); }
 
+bool rmq_value_valid(const rmq_value *v) {
+    return (v->type != 'F' && v->type != 'A') || valid(v->inside, v->type == 'A', 1);
+}
+
 bool rmq_table_find(rmq_reader table, const char *name, rmq_value *out) {
     rmq_str found;
     size_t len = strlen(name);

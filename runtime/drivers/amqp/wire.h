@@ -12,7 +12,7 @@
 #include "core/message.h"
 
 enum { RMQ_METHOD = 1, RMQ_HEADER = 2, RMQ_BODY = 3, RMQ_HEARTBEAT = 8, RMQ_END = 0xCE };
-enum { RMQ_FRAME_EXTRA = 8, RMQ_FRAME_MIN = 4096, RMQ_FRAME_MAX = 131072, RMQ_TABLE_DEPTH = 16 };
+enum { RMQ_FRAME_EXTRA = 8, RMQ_FRAME_MIN = 4096, RMQ_FRAME_MAX = 131072, RMQ_TABLE_DEPTH = 512 };
 enum {
     RMQ_RESOURCE_ERROR = 506,
     RMQ_NOT_IMPLEMENTED = 540,
@@ -132,7 +132,8 @@ typedef struct rmq_value { /* one field of a table */
 
 bool rmq_value_read(rmq_reader *r, rmq_value *out);               /* without its name; false: bad */
 bool rmq_field(rmq_reader *table, rmq_str *name, rmq_value *out); /* false at the end, or when bad */
-bool rmq_table_valid(rmq_reader table); /* well-formed, and not deeper than RMQ_TABLE_DEPTH */
+bool rmq_table_valid(rmq_reader table);   /* well-formed, and not deeper than RMQ_TABLE_DEPTH */
+bool rmq_value_valid(const rmq_value *v); /* likewise */
 bool rmq_table_find(rmq_reader table, const char *name, rmq_value *out);
 void rmq_value_text(const rmq_value *v, mw_buf *out); /* as text: see docs/brokers/rabbitmq.md */
 

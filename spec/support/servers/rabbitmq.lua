@@ -158,6 +158,19 @@ function Server:delete_queue_with(count, vhost, name)
     rabbit_amqqueue:delete(Q, false, false, <<"spec">>) end)]]):format(binary(vhost), binary(name), count))
 end
 
+function Server:declare(vhost, name, arguments)
+  self:eval(("rabbit_amqqueue:declare(rabbit_misc:r(%s, queue, %s), true, false, %s, none, <<\"spec\">>)"):format(
+    binary(vhost), binary(name), arguments or "[]"))
+end
+
+-- Queues whose names match the pattern are full, until this is called with false.
+function Server:full(vhost, pattern, on)
+  self:eval(on and ([[rabbit_policy:set(%s, <<"full">>, %s,
+    [{<<"max-length">>, 0}], 0, <<"queues">>, <<"spec">>)]])
+    :format(binary(vhost), binary(pattern)) or ("rabbit_policy:delete(%s, <<\"full\">>, <<\"spec\">>)")
+    :format(binary(vhost)))
+end
+
 -- How many messages stand in a stream.
 function Server:stream_length(vhost, name)
   return tonumber(self:eval(("case " .. FIND .. [=[ of

@@ -95,18 +95,24 @@ local function must_exist(url)
 end
 
 -- A worker waits for its broker; who typed a command wants to know.
-local HURRY = "message.timeout.ms=10000"
+local HURRY = { kafka = "message.timeout.ms=10000", amqp = "blocked_timeout=10" }
+local SAID = { kafka = { "message.timeout.ms", "delivery.timeout.ms" }, amqp = { "blocked_timeout" } }
 
 local function hurried(url)
-  if not url:find "^kafka:" or url:find("message.timeout.ms", 1, true) or url:find("delivery.timeout.ms", 1, true) then
-    return url
+  local scheme = url:match "^(%a+)s?:"
+  scheme = scheme == "amqps" and "amqp" or scheme
+  if not HURRY[scheme] then return url end
+  for _, option in ipairs(SAID[scheme]) do
+    if url:find(option, 1, true) then return url end
   end
-  return url .. (url:find("?", 1, true) and "&" or "?") .. HURRY
+  return url .. (url:find("?", 1, true) and "&" or "?") .. HURRY[scheme]
 end
 
 local function shown(link)
   local url = ffi.string(C.mw_link_url(link))
-  if url:sub(-#HURRY) == HURRY then url = url:sub(1, -#HURRY - 2) end
+  for _, option in pairs(HURRY) do
+    if url:sub(-#option) == option then return url:sub(1, -#option - 2) end
+  end
   return url
 end
 

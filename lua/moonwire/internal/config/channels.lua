@@ -81,7 +81,8 @@ function M.declare(project, channel, given, where)
   local rules = rules_of(driver)
   local options = fields.check(given, rules, where, project.problems)
   check_nested(rules, options, where, project.problems)
-  for _, wrong in ipairs(WRONG[driver] and WRONG[driver](options) or {}) do
+  for _, wrong in ipairs(WRONG[driver]
+    and WRONG[driver](options, channel.name, connection.given) or {}) do
     local line = fields.line_of(where.source, where.line, wrong[1])
     project.problems[#project.problems + 1] = ("%s:%d: %s: %s"):format(where.file, line, where.what, wrong[2])
   end

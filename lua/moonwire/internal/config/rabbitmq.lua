@@ -59,18 +59,27 @@ local function wrong_value(field, values)
   end
 end
 
+local function type_by_url(url, name)
+  for stream in ((url:match "[?&]streams=([^&]*)" or "") .. ","):gmatch "(.-)," do
+    if stream == name then return "stream" end
+  end
+  return url:match "[?&]queue_type=(%w+)"
+end
+
 --- What is wrong with the options of a queue: a list of { field, text }.
 ---@param values table
+---@param name string|nil of a channel, whose type may be said by
+---@param url string|nil the address
 ---@return { [1]: string, [2]: string }[]
-function M.wrong_queue(values)
+function M.wrong_queue(values, name, url)
   local list = {}
-  for field, why in pairs(LACKS[values.type] or {}) do
-    if values[field] then
-      list[#list + 1] = { field, ("%s does not go with type = %q: %s"):format(field, values.type, why) }
-    end
+  local kind = values.type or url and type_by_url(url, name)
+  local called = ("type = %q%s"):format(kind or "", values.type and "" or ", as the URL says")
+  for field, why in pairs(LACKS[kind] or {}) do
+    if values[field] then list[#list + 1] = { field, ("%s does not go with %s: %s"):format(field, called, why) } end
   end
-  if values.durable == false and (values.type == "quorum" or values.type == "stream") then
-    list[#list + 1] = { "durable", ("durable = false does not go with type = %q"):format(values.type) }
+  if values.durable == false and (kind == "quorum" or kind == "stream") then
+    list[#list + 1] = { "durable", ("durable = false does not go with %s"):format(called) }
   end
   if values.dead_exchange ~= nil and type(values.dead_exchange) ~= "string" then
     list[#list + 1] = { "dead_exchange", 'dead_exchange must be a string; "" is the default exchange' }
@@ -218,5 +227,47 @@ M.topology = {
     },
   },
 }
+
+local WORDS = { "type", "ttl", "expires", "max_length", "max_bytes", "overflow", "max_priority", "dead_exchange",
+                "dead_key", "delivery_limit", "single_active", "lazy", "durable", "auto_delete" }
+
+-- What a queue needs to be made as the topology says: the exchanges and what binds them to each other, the queue, and
+-- what binds it to them.
+local function parts_of(queue_item, items)
+  local parts, bound = json.array(), json.array()
+  for _, item in ipairs(items) do
+    local s = item.settings
+    if item.kind == "exchange" and not item.name:find "^amq%." then
+      parts[#parts + 1] = item
+    elseif item.kind == "binding" and (s.to_exchange or s.destination == queue_item.name) then
+      bound[#bound + 1] = item
+    end
+  end
+  if #bound == 0 then parts = json.array() end -- nothing leads to it
+  parts[#parts + 1] = queue_item
+  for _, item in ipairs(bound) do parts[#parts + 1] = item end
+  return parts
+end
+
+--- How the driver makes the queues of a topology when they are not there: for each one settings as those of a channel,
+--- and under "topology" what it is made with.
+---@param items table[]
+---@param values_of table<table, table>
+---@return { name: string, settings: { name: string, value: string }[] }[]
+function M.recipes(items, values_of)
+  local list = {}
+  for _, item in ipairs(items) do
+    if item.kind == "queue" then
+      local settings = { { name = "topology", value = json.encode { items = parts_of(item, items) } } }
+      for _, word in ipairs(WORDS) do
+        local value = values_of[item][word]
+        if type(value) == "number" then value = ("%.14g"):format(value) end
+        if value ~= nil then settings[#settings + 1] = { name = word, value = tostring(value) } end
+      end
+      list[#list + 1] = { name = item.name, settings = settings }
+    end
+  end
+  return list
+end
 
 return M

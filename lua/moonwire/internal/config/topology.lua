@@ -8,6 +8,7 @@ local C = require "moonwire.internal.cdef"
 local fields = require "moonwire.internal.config.fields"
 local ffi = require "ffi"
 local json = require "moonwire.json"
+local rabbitmq = require "moonwire.internal.config.rabbitmq"
 local nearest = require "moonwire.internal.nearest"
 
 local M = {}
@@ -59,7 +60,7 @@ end
 ---@type table<string, table<string, { kind: string, rules: table, settings: fun(values: table): table }>>
 local DRIVERS = {
   kafka = { topics = { kind = "topic", rules = KAFKA_TOPIC, wrong = wrong_kafka_topic, settings = kafka_topic } },
-  rabbitmq = require "moonwire.internal.config.rabbitmq".topology,
+  rabbitmq = rabbitmq.topology,
 }
 
 local function driver_of(connection)
@@ -93,7 +94,7 @@ end
 ---@param where moonwire.Where
 function M.declare(project, connection, given, where)
   local driver = driver_of(connection)
-  local groups, items = DRIVERS[driver], {}
+  local groups, items, values_of = DRIVERS[driver], {}, {}
   if not groups then
     local text = "%s has nothing to declare: its channels are made by their first use; leave topology out"
     return complain(project, where, "topology", text:format(driver))
@@ -130,12 +131,39 @@ function M.declare(project, connection, given, where)
           if #project.problems == before then
             items[#items + 1] = { kind = rule.kind, name = rule.name and rule.name(values) or name,
                                   settings = rule.settings(values) }
+            values_of[items[#items]] = values
           end
         end
       end
     end
   end
-  project.topologies[#project.topologies + 1] = { connection = connection, items = items }
+  project.topologies[#project.topologies + 1] = { connection = connection, driver = driver, items = items,
+                                                  values_of = values_of }
+end
+
+--- How drivers make the queues of the topology that are not there when they are needed: settings as those of a channel,
+--- to be declared before them. What one declaration has may stand on what another one has.
+---@param project table
+---@return { connection: table, name: string, settings: { name: string, value: string }[] }[]
+function M.recipes(project)
+  local list, all = {}, {}
+  for _, entry in ipairs(project.rewrite and {} or project.topologies) do
+    if entry.driver == "rabbitmq" then
+      local of = all[entry.connection] or { items = {}, values_of = {} }
+      for _, item in ipairs(entry.items) do
+        of.items[#of.items + 1] = item
+        of.values_of[item] = entry.values_of[item]
+      end
+      all[entry.connection] = of
+    end
+  end
+  for connection, of in pairs(all) do
+    for _, recipe in ipairs(rabbitmq.recipes(of.items, of.values_of)) do
+      recipe.connection = connection
+      list[#list + 1] = recipe
+    end
+  end
+  return list
 end
 
 return M
