@@ -18,7 +18,7 @@ int mwt_rabbit_close(int fd) __asm__("close");
 ]]
 
 local C = ffi.C
-local MSG_NOSIGNAL = 0x4000
+local MSG_NOSIGNAL, EINTR = 0x4000, 4
 local START_LIMIT = 90
 local SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 
@@ -69,8 +69,8 @@ local function receive(fd, count)
   local buf, have = ffi.new("char[?]", count), 0
   while have < count do
     local n = tonumber(C.mwt_rabbit_recv(fd, buf + have, count - have, 0))
-    if n <= 0 then return nil end
-    have = have + n
+    if n == 0 or n < 0 and ffi.errno() ~= EINTR then return nil end -- the timer of the loop's turns interrupts
+    have = have + math.max(n, 0)
   end
   return ffi.string(buf, count)
 end
