@@ -226,7 +226,7 @@ void mw_deadline_disown(mw_vm *vm) {
 mw_vm *mw_deadline_begin(mw_vm *vm) {
     mw_vm *before = watch.vm;
     watch.vm = vm;
-    run_timer(); /* unwatched too: the loop wants its turns */
+    if (vm->watched || mw_vm_plans(vm)) run_timer(); /* unwatched handlers too: the loop wants its turns */
     return before;
 }
 

@@ -371,6 +371,7 @@ int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
     make_due(s, vm);
     drain_others(s, vm, out);
     make_current(s, vm, out);
+    mw_defer(s->loop, &s->sweep, close_later); /* the one before it may never have started itself */
     return 0;
 }
 

@@ -255,4 +255,24 @@ describe("a reload that changes how a pipeline reads", function()
       assert.equal(0, (s.child:stop(20)), s.child:stderr())
     end)
   end
+
+  -- One worker has nothing to drain, and waits for the group that the other still has; then comes the next change.
+  it("waits for the other workers, however often it changes meanwhile", function()
+    local s = supervised.scene { flags = { "--workers", "2" }, settings = 'order = "none",', more = MORE,
+      handler = [[function M.handle(msg) trace("begin", msg) mw.sleep(2) trace("done", msg) end]] }
+    s:start()
+    s:see "all workers started"
+    s:publish { { id = "m1" } }
+    clock.until_(function() return s.trace:count "begin" == 1 end, 15 * late, "it to begin")
+    for _, change in ipairs { 'order = "source",', 'order = "key",' } do
+      setting(s, change)
+      local done = s:ask "reload"
+      assert.equal(0, done.code, change .. ": " .. done.stderr .. s.child:stderr())
+    end
+    assert.equal(0, s.trace:count "done", "it was over before the second change")
+    clock.until_(function() return s:count 'msg="pipeline started" pipeline=p' == 2 end, 15 * late, "both to start")
+    s:publish { { id = "m2" } }
+    all_handled(s, 2)
+    assert.equal(0, (s.child:stop(20)), s.child:stderr())
+  end)
 end)
