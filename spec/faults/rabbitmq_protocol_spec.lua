@@ -325,7 +325,7 @@ mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish
         end
       end]] }
     h:publish { { "x", id = "m1" } }
-    h:wait(function() return worker.child:stderr():find "the broker closed the channel" end, 20, "the timeout")
+    h:wait(function() return worker.child:stderr():find "consumer_timeout" end, 20, "the timeout")
     h:wait_settled("in", 20)
     assert.is_nil(worker.child:stderr():find("connection lost", 1, true), worker.child:stderr())
   end)
