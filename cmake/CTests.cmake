@@ -1,7 +1,7 @@
-# Every spec/unit/NAME_test.c is a program of its own over the whole runtime, built on demand by the target
+# Every spec/unit/c/NAME_test.c is a program of its own over the whole runtime, built on demand by the target
 # c_tests into <build>/c-tests/. It passes with exit code 0 and is skipped with 77.
 function(add_c_tests)
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/spec/unit/*_test.c)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/spec/unit/c/*_test.c)
   add_custom_target(c_tests)
   foreach(source IN LISTS sources)
     get_filename_component(name ${source} NAME_WE)

@@ -19,7 +19,7 @@ endfunction()
 file(GLOB json RELATIVE ${PROJECT_SOURCE_DIR}/runtime ${PROJECT_SOURCE_DIR}/runtime/json/*.c)
 add_fuzzer(json ${json})
 add_fuzzer(hosts net/hosts.c base/error.c)
-add_fuzzer(resp drivers/redis/resp.c base/buf.c base/error.c)
-add_fuzzer(amqp drivers/amqp/wire.c drivers/amqp/envelope.c drivers/amqp/line.c core/message.c base/buf.c base/error.c
+add_fuzzer(resp redis/resp.c base/buf.c base/error.c)
+add_fuzzer(amqp drivers/amqp/protocol/wire.c drivers/amqp/protocol/envelope.c drivers/amqp/protocol/line.c core/message.c base/buf.c base/error.c
            base/hash.c base/text.c base/uuid.c)
-add_fuzzer(marks drivers/kafka/marks.c base/buf.c base/hash.c base/dict.c base/text.c)
+add_fuzzer(marks drivers/kafka/consume/marks.c base/buf.c base/hash.c base/text.c)

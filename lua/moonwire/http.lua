@@ -2,7 +2,7 @@
 --- checks and encodes what goes out, waits, and shapes what came back. The module is a builder: it returns
 --- `function(vm, http)`, called once per generation with the C objects, which returns the `mw.http` table.
 local ffi = require "ffi"
-local fault = require "moonwire.internal.fault"
+local fault = require "moonwire.internal.api.fault"
 local json = require "moonwire.json"
 local nearest = require "moonwire.internal.nearest"
 local wait = require "moonwire.internal.wait"

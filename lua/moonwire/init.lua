@@ -2,12 +2,12 @@
 --- belong to the project that is being
 --- read (internal/config/project.lua).
 local C = require "moonwire.internal.cdef"
-local async = require "moonwire.internal.async"
-local fault = require "moonwire.internal.fault"
-local publish = require "moonwire.internal.publish"
-local request = require "moonwire.internal.request"
+local async = require "moonwire.internal.api.async"
+local fault = require "moonwire.internal.api.fault"
+local publish = require "moonwire.internal.api.publish"
+local request = require "moonwire.internal.api.request"
 local sealed = require "moonwire.internal.sealed"
-local verdict = require "moonwire.internal.verdict"
+local verdict = require "moonwire.internal.api.verdict"
 local wait = require "moonwire.internal.wait"
 
 local M = {

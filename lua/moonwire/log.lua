@@ -1,6 +1,6 @@
 --- Structured log lines: `mw.log.info("paid", { order = 7 })`. Inside a handler each line carries the message's id,
 --- pipeline and attempt.
-local log = require "moonwire.internal.log"
+local log = require "moonwire.internal.api.log"
 
 local M = {}
 

@@ -1,9 +1,9 @@
 --- mw.redis: Redis commands that look blocking and yield the loop. The connection lives in C
---- (runtime/drivers/redis/calls.c) and is shared by all handlers of a generation; this file checks what goes out,
+--- (runtime/redis/calls.c) and is shared by all handlers of a generation; this file checks what goes out,
 --- waits, and makes Lua values of what came back.
 local C = require "moonwire.internal.cdef"
 local rules = require "moonwire.internal.redis_commands"
-local fault = require "moonwire.internal.fault"
+local fault = require "moonwire.internal.api.fault"
 local ffi = require "ffi"
 local wait = require "moonwire.internal.wait"
 

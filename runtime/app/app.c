@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "app/inside.h"
-#include "app/notify.h"
+#include "process/notify.h"
 #include "base/log.h"
-#include "core/shared.h"
+#include "core/shared/shared.h"
 #include "lua/core.h"
 #include "lua/vm.h"
 #include "pipeline/insight.h"

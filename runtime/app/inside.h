@@ -3,9 +3,9 @@
 #pragma once
 #include <lauxlib.h>
 
-#include "app/control.h"
-#include "app/watch.h"
-#include "base/loop.h"
+#include "process/control.h"
+#include "process/watch.h"
+#include "loop/loop.h"
 #include "lua/site.h"
 
 typedef struct app {

@@ -4,7 +4,7 @@
 #include <lua.h>
 
 #include "core/link.h"
-#include "core/tally.h"
+#include "core/shared/tally.h"
 #include "pipeline/pipeline.h"
 
 void mw_report_status(lua_State *L, mw_pipeline *p);

@@ -5,7 +5,7 @@
 #include "app/inside.h"
 #include "app/report.h"
 #include "base/url.h"
-#include "drivers/redis/calls.h"
+#include "redis/calls.h"
 #include "lua/vm.h"
 #include "pipeline/insight.h"
 

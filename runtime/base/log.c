@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
-#include "base/loop.h"
+#include "loop/loop.h"
 
 enum { FLUSH_AT = 64 * 1024, VALUE_MAX = 4096, KEY_MAX = 256 };
 

@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "base/loop.h"
+#include "loop/loop.h"
 #include "base/text.h"
 #include "base/url.h"
 #include "core/message.h"

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "base/loop.h"
+#include "loop/loop.h"
 #include "http/http.h"
 
 typedef struct mw_http_socket mw_http_socket;

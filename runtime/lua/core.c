@@ -6,15 +6,15 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "base/dict.h"
+#include "lua/dict.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/nearest.h"
 #include "base/text.h"
 #include "app/app.h"
-#include "app/child.h"
-#include "app/door.h"
-#include "app/watch.h"
+#include "process/child.h"
+#include "process/door.h"
+#include "process/watch.h"
 #include "lua/deadline.h"
 #include "lua/vm.h"
 #include "supervisor/supervisor.h"

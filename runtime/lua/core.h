@@ -3,7 +3,7 @@
 #pragma once
 #include <lua.h>
 
-#include "base/loop.h"
+#include "loop/loop.h"
 
 int luaopen_moonwire_core(lua_State *L);
 mw_loop *mw_core_loop(void); /* the one loop of this process, made on first use */

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "core/ledger.h"
+#include "core/shared/ledger.h"
 #include "lua/vm.h"
 
 enum { PERIOD_MS = 10, IDLE_PERIODS = 5, GRACE_MS = 5000 };

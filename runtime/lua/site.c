@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 #include "core/backoff.h"
-#include "core/shared.h"
+#include "core/shared/shared.h"
 #include "lua/vm.h"
 #include "lua/deadline.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "drivers/redis/calls.h"
+#include "redis/calls.h"
 #include "http/http.h"
 #include "lua/deadline.h"
 

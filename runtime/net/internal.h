@@ -5,7 +5,7 @@
 #include "net/hosts.h"
 #include "net/resolver.h"
 #include "net/stream.h"
-#include "net/tls.h"
+#include "net/tls/tls.h"
 
 typedef enum { MW_STREAM_RESOLVING, MW_STREAM_CONNECTING, MW_STREAM_UP, MW_STREAM_WAITING } mw_stream_state;
 

@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 
 #include "base/error.h"
-#include "base/loop.h"
+#include "loop/loop.h"
 
 typedef struct mw_address {
     struct sockaddr_storage at;

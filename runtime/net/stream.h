@@ -3,7 +3,7 @@
  * backoff, watches its deadlines, gathers what is written during a turn into one write, and hands what
  * arrives to a parser in the place where it was read. It knows nothing of protocols.
  *
- * Events come from deferred calls (a flat stack, see base/loop.h). Any function here may be called from
+ * Events come from deferred calls (a flat stack, see loop/loop.h). Any function here may be called from
  * inside an event, mw_stream_close included; after mw_stream_close no event comes. Everything belongs to the
  * loop's thread. Its clocks are real ones, also in specs; while it connects or has output it counts as
  * waiting for the world (mw_loop_outside). An owner that waits for an answer does that itself. */
@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "base/loop.h"
+#include "loop/loop.h"
 #include "base/url.h"
 #include "net/peer.h"
 

@@ -5,7 +5,7 @@
 #include "base/buf.h"
 #include "base/hash.h"
 #include "pipeline/pipeline.h"
-#include "core/tally.h"
+#include "core/shared/tally.h"
 
 enum { MW_REASON_MAX = 4096 }; /* an error may be megabytes long; a header may not */
 

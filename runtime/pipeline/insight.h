@@ -1,7 +1,7 @@
 /* insight.h - looking into a running pipeline without touching it: how it stands, what holds a lane, where a
  * message is. For status and explain: each call walks what is in flight once. Loop thread only. */
 #pragma once
-#include "core/tally.h"
+#include "core/shared/tally.h"
 #include "pipeline/pipeline.h"
 
 const mw_tally *mw_pipeline_look(mw_pipeline *p);                     /* its `look` is of now */

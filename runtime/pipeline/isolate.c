@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "core/ledger.h"
+#include "core/shared/ledger.h"
 #include "pipeline/defs.h"
 
 enum { LOOK_AGAIN_MS = 20, SETTLE_PATIENCE_MS = 1000 };

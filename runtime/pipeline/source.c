@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/host.h"
-#include "core/ledger.h"
+#include "core/shared/ledger.h"
 #include "pipeline/defs.h"
 
 enum { DEATHS_NEARBY = 64 };

@@ -1,7 +1,7 @@
 /* take.c - handing deliveries to the Lua worker: by priority, within the concurrency, in batches, while the
  * breaker is closed. */
 #include "base/log.h"
-#include "core/ledger.h"
+#include "core/shared/ledger.h"
 #include "pipeline/defs.h"
 
 enum { MEASURE_EVERY = 16 };

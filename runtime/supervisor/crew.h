@@ -5,8 +5,8 @@
 #pragma once
 #include <sys/types.h>
 
-#include "base/loop.h"
-#include "core/ledger.h"
+#include "loop/loop.h"
+#include "core/shared/ledger.h"
 #include "supervisor/wire.h"
 #include "supervisor/worker.h"
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/notify.h"
+#include "process/notify.h"
 #include "app/report.h"
 #include "base/hash.h"
 #include "base/log.h"

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "app/notify.h"
+#include "process/notify.h"
 #include "base/log.h"
 #include "lua/core.h"
 #include "supervisor/desk.h"

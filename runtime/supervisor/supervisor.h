@@ -9,8 +9,8 @@
 #pragma once
 #include <lua.h>
 
-#include "app/control.h"
-#include "app/watch.h"
+#include "process/control.h"
+#include "process/watch.h"
 #include "supervisor/crew.h"
 #include "supervisor/vigil.h"
 

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/loop.h"
+#include "loop/loop.h"
 
 typedef struct mw_wire mw_wire;
 

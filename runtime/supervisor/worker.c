@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "core/shared.h"
+#include "core/shared/shared.h"
 #include "lua/core.h"
 #include "supervisor/wire.h"
 

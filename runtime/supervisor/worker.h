@@ -3,7 +3,7 @@
 #pragma once
 #include <lua.h>
 
-#include "base/loop.h"
+#include "loop/loop.h"
 
 enum { MW_WORKER_MEMORY_FD = 3, MW_WORKER_WIRE_FD = 4, MW_WORKER_SOURCES_FD = 5 };
 #define MW_WORKER_ENV "MOONWIRE_SUPERVISOR"

@@ -28,7 +28,7 @@ local function lmdb_version()
   return ("LMDB %d.%d.%d"):format(n[0], n[1], n[2])
 end
 
-return {
+local drivers = {
   {
     name = "memory",
     url = function(h) return "memory:" .. h.name end,
@@ -57,3 +57,21 @@ return {
   require "spec.contract.kafka",
   require("spec.contract.kafka").newest,
 }
+
+-- The same code on another server or through TLS: the whole list is run once, by the release build; sanitizers see what
+-- differs.
+local VARIANTS = { ["redis-tls"] = true, ["rabbitmq-tls"] = true, ["rabbitmq-quorum-tls"] = true, ["kafka-4"] = true }
+local DIFFERS = { ["ack-crash"] = true, ["order-key"] = true, publish = true, ["any-bytes"] = true, takeover = true }
+
+if os.getenv("MOONWIRE_BIN"):find "asan" then
+  for _, driver in ipairs(drivers) do
+    local skip = driver.skip
+    if VARIANTS[driver.name] then
+      function driver.skip(case)
+        return not DIFFERS[case.name] and "sanitized on the others" or skip and skip(case) or nil
+      end
+    end
+  end
+end
+
+return drivers

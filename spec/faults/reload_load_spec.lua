@@ -6,7 +6,7 @@ local core = require "moonwire.core"
 local ffi = require "ffi"
 local harness = require "spec.support.harness"
 local process = require "spec.support.process"
-local publish = require "moonwire.internal.publish"
+local publish = require "moonwire.internal.api.publish"
 local shared = require "moonwire.shared"
 local wait = require "moonwire.internal.wait"
 

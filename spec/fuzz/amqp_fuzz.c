@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "drivers/amqp/envelope.h"
-#include "drivers/amqp/line.h"
+#include "drivers/amqp/protocol/envelope.h"
+#include "drivers/amqp/protocol/line.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

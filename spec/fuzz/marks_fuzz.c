@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "drivers/kafka/marks.h"
+#include "drivers/kafka/consume/marks.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

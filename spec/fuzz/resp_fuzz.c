@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "drivers/redis/resp.h"
+#include "redis/resp.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,12 +1,12 @@
 -- broker.lua - a broker as a spec sees it from outside of any worker: publish, look, take out. Uses a link of this
 -- process, whatever the driver; nothing here waits for ever.
 local C = require "moonwire.internal.cdef"
-local async = require "moonwire.internal.async"
+local async = require "moonwire.internal.api.async"
 local core = require "moonwire.core"
 local ffi = require "ffi"
-local message = require "moonwire.internal.message"
-local position = require "moonwire.internal.position"
-local publish = require "moonwire.internal.publish"
+local message = require "moonwire.internal.api.message"
+local position = require "moonwire.internal.api.position"
+local publish = require "moonwire.internal.api.publish"
 local runtime = require "moonwire.internal.runtime"
 local wait = require "moonwire.internal.wait"
 local clock = require "spec.support.wait"

@@ -1,17 +1,17 @@
 --- Makes a generation: reads the project in this state, opens its connections, and ties its pipelines to their
 --- handlers.
 local C = require "moonwire.internal.cdef"
-local fault = require "moonwire.internal.fault"
+local fault = require "moonwire.internal.api.fault"
 local fields = require "moonwire.internal.config.fields"
 local files = require "moonwire.internal.config.files"
 local ffi = require "ffi"
 local json = require "moonwire.json"
-local message = require "moonwire.internal.message"
+local message = require "moonwire.internal.api.message"
 local project = require "moonwire.internal.config.project"
 local runtime = require "moonwire.internal.runtime"
 local token = require "moonwire.internal.token"
 local topology = require "moonwire.internal.config.topology"
-local verdict = require "moonwire.internal.verdict"
+local verdict = require "moonwire.internal.api.verdict"
 local wait = require "moonwire.internal.wait"
 local worker = require "moonwire.internal.worker"
 

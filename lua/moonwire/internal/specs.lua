@@ -9,7 +9,7 @@ local FAILED = 1 -- the exit code
 --- down to what was there when it began.
 local KEEP = {
   "ffi", "bit", "moonwire.core", "moonwire.internal.cdef", "moonwire.internal.wait", "moonwire.internal.runtime",
-  "moonwire.internal.publish", "moonwire", "moonwire.testing",
+  "moonwire.internal.api.publish", "moonwire", "moonwire.testing",
 }
 
 local PATHS = "/usr/share/lua/5.1/?.lua;/usr/share/lua/5.1/?/init.lua;/usr/local/share/lua/5.1/?.lua;"

@@ -2,10 +2,10 @@
 --- connection calls the function, hands over what it returns, and calls it again before that ends. Only the current
 --- generation does so: after a reload it is the new function that is asked.
 local C = require "moonwire.internal.cdef"
-local async = require "moonwire.internal.async"
-local fault = require "moonwire.internal.fault"
+local async = require "moonwire.internal.api.async"
+local fault = require "moonwire.internal.api.fault"
 local ffi = require "ffi"
-local log = require "moonwire.internal.log"
+local log = require "moonwire.internal.api.log"
 local runtime = require "moonwire.internal.runtime"
 local wait = require "moonwire.internal.wait"
 

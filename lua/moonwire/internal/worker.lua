@@ -2,12 +2,12 @@
 --- together with the handler; C is
 --- reached by leaf calls only. A handler that waits keeps its coroutine, and another one goes on with the rest.
 local C = require "moonwire.internal.cdef"
-local fault = require "moonwire.internal.fault"
+local fault = require "moonwire.internal.api.fault"
 local ffi = require "ffi"
-local log = require "moonwire.internal.log"
+local log = require "moonwire.internal.api.log"
 local json = require "moonwire.json"
-local message = require "moonwire.internal.message"
-local verdict = require "moonwire.internal.verdict"
+local message = require "moonwire.internal.api.message"
+local verdict = require "moonwire.internal.api.verdict"
 local wait = require "moonwire.internal.wait"
 
 local M = {}

@@ -2,8 +2,8 @@
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 local json = require "moonwire.json"
-local message = require "moonwire.internal.message"
-local position = require "moonwire.internal.position"
+local message = require "moonwire.internal.api.message"
+local position = require "moonwire.internal.api.position"
 local wait = require "moonwire.internal.wait"
 
 ---@class moonwire.TestMessage a message that stands in a channel

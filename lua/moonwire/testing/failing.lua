@@ -1,7 +1,7 @@
 --- Handlers that fail on demand: `app:fail`. The spec and the project's generation are two Lua states of one process;
 --- what the spec wants stands in a dictionary that both see.
 local C = require "moonwire.internal.cdef"
-local fault = require "moonwire.internal.fault"
+local fault = require "moonwire.internal.api.fault"
 local ffi = require "ffi"
 
 local M = {}

@@ -1,5 +1,5 @@
 --- Answers to the project's Redis commands (mw.redis), given by a spec: a function, or a table of patterns. They queue
---- in C (runtime/drivers/redis/calls.c) and are answered here between two steps of the loop.
+--- in C (runtime/redis/calls.c) and are answered here between two steps of the loop.
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 local patterns = require "moonwire.testing.patterns"

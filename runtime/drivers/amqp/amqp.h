@@ -24,8 +24,8 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "core/driver.h"
-#include "drivers/amqp/envelope.h"
-#include "drivers/amqp/line.h"
+#include "drivers/amqp/protocol/envelope.h"
+#include "drivers/amqp/protocol/line.h"
 
 typedef struct rmq_conn rmq_conn;
 typedef struct rmq_sub rmq_sub;

@@ -4,9 +4,9 @@
 #pragma once
 #include <stdlib.h>
 
-#include "base/loop.h"
+#include "loop/loop.h"
 #include "core/driver.h"
-#include "drivers/embedded/store.h"
+#include "drivers/embedded/store/store.h"
 
 struct mw_conn {
     mwe_store *store;

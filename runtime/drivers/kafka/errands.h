@@ -3,7 +3,7 @@
 #pragma once
 #include <stdbool.h>
 
-#include "base/loop.h"
+#include "loop/loop.h"
 
 typedef struct kafka_errands kafka_errands;
 typedef struct kafka_errand kafka_errand;

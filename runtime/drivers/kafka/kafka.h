@@ -12,7 +12,7 @@
 #include "base/hash.h"
 #include "core/driver.h"
 #include "drivers/kafka/errands.h"
-#include "drivers/kafka/marks.h"
+#include "drivers/kafka/consume/marks.h"
 
 typedef struct kafka_conn kafka_conn;
 typedef struct kafka_sub kafka_sub;

@@ -17,7 +17,7 @@
 
 #include "base/log.h"
 #include "base/uuid.h"
-#include "core/shared.h"
+#include "core/shared/shared.h"
 #include "drivers/kafka/kafka.h"
 
 enum { INIT_MS = 30000, FULL_MS = 50, TRIES = 5 };

@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "base/uuid.h"
-#include "core/shared.h"
+#include "core/shared/shared.h"
 #include "drivers/redis/redis.h"
 
 enum { TICK_MS = 500, TICK_LEAST_MS = 50, TAKEN_MAX = 1000 };

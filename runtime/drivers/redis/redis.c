@@ -1,5 +1,6 @@
 /* redis.c - connections of the Redis Streams driver, and its struct. See redis.h. */
 #include "drivers/redis/redis.h"
+#include "drivers/redis/scripts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,7 +132,7 @@ static mw_conn *redis_open(mw_loop *loop, const mw_url *url, mw_link *link, cons
     mwr_client_options o = {.target = &c->target,
                             .sentinel = c->sentinel,
                             .name = "moonwire-commands",
-                            .scripts = true,
+                            .scripts = mwr_script_texts(),
                             .follow = follow};
     c->client = mwr_client_open(loop, &o, &EVENTS, c, e);
     if (c->client) return c;

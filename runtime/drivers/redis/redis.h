@@ -14,9 +14,9 @@
 
 #include "base/buf.h"
 #include "base/hash.h"
-#include "base/loop.h"
+#include "loop/loop.h"
 #include "core/driver.h"
-#include "drivers/redis/client.h"
+#include "redis/client.h"
 #include "drivers/redis/scripts.h"
 
 typedef struct mwr_id { /* of an entry */

@@ -49,7 +49,7 @@
     "  out[#out + 1] = { found[1][1], found[1][2], tonumber(tries), wait, err, p[1] and p[1][4] or 1 }\n"    \
     "end\n"
 
-static const char *const TEXTS[MWR_SCRIPTS] = {
+static const char *const TEXTS[MWR_SCRIPTS + 1] = {
     /* 5 ordered, 6 lease ms, 7 reader, 8 trim what is acked, 9 longest stream, 10.. tokens of the dead.
      * Answers: state, now, took the lead, reader of the former leader, others' entries to take, next retry
      * due, retries waiting, next delayed due, delayed, pending, ready (-1: unknown), oldest, the record, the
@@ -401,7 +401,7 @@ static const char *const TEXTS[MWR_SCRIPTS] = {
     "return { 1, from, last and 1 or 0 }\n",
 };
 
-const char *mwr_script_text(int script) { return TEXTS[script]; }
+const char *const *mwr_script_texts(void) { return TEXTS; }
 
 const char *mwr_script_sha(int script) {
     static char shas[MWR_SCRIPTS][41];

@@ -23,5 +23,5 @@ typedef enum {
     MWR_SCRIPTS
 } mwr_script;
 
-const char *mwr_script_text(int script);
-const char *mwr_script_sha(int script); /* 40 hexadecimal digits */
+const char *const *mwr_script_texts(void); /* all of them, then NULL */
+const char *mwr_script_sha(int script);    /* 40 hexadecimal digits */

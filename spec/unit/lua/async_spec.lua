@@ -1,5 +1,5 @@
 -- mw.all and mw.sleep on the real loop.
-local async = require "moonwire.internal.async"
+local async = require "moonwire.internal.api.async"
 local clock = require "spec.support.wait" -- mw.now() stands still within a turn of the loop
 local core = require "moonwire.core"
 local runtime = require "moonwire.internal.runtime"

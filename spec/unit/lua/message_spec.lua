@@ -3,8 +3,8 @@
 local C = require "moonwire.internal.cdef"
 local ffi = require "ffi"
 local json = require "moonwire.json"
-local message = require "moonwire.internal.message"
-local publish = require "moonwire.internal.publish"
+local message = require "moonwire.internal.api.message"
+local publish = require "moonwire.internal.api.publish"
 
 local anchors = {}
 local function wrap(body, options)

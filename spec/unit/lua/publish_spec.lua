@@ -2,8 +2,8 @@
 local C = require "moonwire.internal.cdef"
 local core = require "moonwire.core"
 local ffi = require "ffi"
-local message = require "moonwire.internal.message"
-local publish = require "moonwire.internal.publish"
+local message = require "moonwire.internal.api.message"
+local publish = require "moonwire.internal.api.publish"
 
 local function made(body, options)
   local m = assert(publish.message(body, options or {}))

@@ -1,6 +1,6 @@
 -- What a reload is asked for must come out of the socket as it went in, whoever passes it on.
 local answers = require "moonwire.cli.process.answers"
-local request = require "moonwire.cli.process.reload_request"
+local request = require "moonwire.cli.reload.request"
 
 describe("reload_request", function()
   it("survives the way through the socket", function()

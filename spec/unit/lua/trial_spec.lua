@@ -1,5 +1,5 @@
 -- Is new code worse? The test against values that are known, and the rule at its edges.
-local trial = require "moonwire.cli.process.trial"
+local trial = require "moonwire.cli.reload.trial"
 
 local function near(expected, value) assert.is_true(math.abs(expected - value) < 1e-9 + expected * 1e-6, value) end
 

@@ -1,7 +1,7 @@
 -- The words of a handler, and errors with a class.
-local fault = require "moonwire.internal.fault"
+local fault = require "moonwire.internal.api.fault"
 local mw = require "moonwire"
-local verdict = require "moonwire.internal.verdict"
+local verdict = require "moonwire.internal.api.verdict"
 
 local function refuses(text, fn, ...)
   local ok, err = pcall(fn, ...)

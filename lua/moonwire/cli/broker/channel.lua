@@ -2,7 +2,7 @@
 local C = require "moonwire.internal.cdef"
 local fail = require "moonwire.cli.fail"
 local ffi = require "ffi"
-local position = require "moonwire.internal.position"
+local position = require "moonwire.internal.api.position"
 local wait = require "moonwire.internal.wait"
 
 local M = {}

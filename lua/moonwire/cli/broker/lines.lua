@@ -1,9 +1,9 @@
 --- publish --lines: many messages in flight at a time, so that the broker can commit them together.
-local body = require "moonwire.internal.body"
+local body = require "moonwire.internal.api.body"
 local fail = require "moonwire.cli.fail"
 local input = require "moonwire.cli.broker.input"
 local json = require "moonwire.json"
-local make = require "moonwire.internal.publish"
+local make = require "moonwire.internal.api.publish"
 local out = require "moonwire.cli.out"
 local task = require "moonwire.cli.task"
 

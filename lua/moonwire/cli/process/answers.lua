@@ -2,7 +2,7 @@
 --- word and its arguments, each escaped as in an address (%20), so that keys and ids may hold anything.
 local C = require "moonwire.internal.cdef"
 local core = require "moonwire.core"
-local gate_of = require "moonwire.cli.process.gate"
+local gate_of = require "moonwire.cli.reload.gate"
 local json = require "moonwire.json"
 local log = require "moonwire.log"
 local out = require "moonwire.cli.out"

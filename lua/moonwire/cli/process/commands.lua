@@ -9,7 +9,7 @@
 local answers = require "moonwire.cli.process.answers"
 local json = require "moonwire.json"
 local log = require "moonwire.log"
-local reloading = require "moonwire.cli.process.reloading"
+local reloading = require "moonwire.cli.reload.reloading"
 local rounds = require "moonwire.cli.process.rounds"
 
 local ANSWER = 2 -- seconds that a worker may take

@@ -3,7 +3,7 @@
 local C = require "moonwire.internal.cdef"
 local answers = require "moonwire.cli.process.answers"
 local json = require "moonwire.json"
-local reloading = require "moonwire.cli.process.reloading"
+local reloading = require "moonwire.cli.reload.reloading"
 local rounds = require "moonwire.cli.process.rounds"
 
 local now = C.mw_real_seconds

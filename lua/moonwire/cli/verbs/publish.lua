@@ -5,7 +5,7 @@ local fail = require "moonwire.cli.fail"
 local ffi = require "ffi"
 local input = require "moonwire.cli.broker.input"
 local lines = require "moonwire.cli.broker.lines"
-local make = require "moonwire.internal.publish"
+local make = require "moonwire.internal.api.publish"
 local out = require "moonwire.cli.out"
 local task = require "moonwire.cli.task"
 

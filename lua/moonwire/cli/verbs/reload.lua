@@ -4,8 +4,8 @@ local answers = require "moonwire.cli.process.answers"
 local control = require "moonwire.cli.process.control"
 local fail = require "moonwire.cli.fail"
 local out = require "moonwire.cli.out"
-local request_of = require "moonwire.cli.process.reload_request"
-local trial = require "moonwire.cli.process.trial"
+local request_of = require "moonwire.cli.reload.request"
+local trial = require "moonwire.cli.reload.trial"
 
 local PATIENCE = 900 -- seconds, besides those that were asked for: the project may have a long gate_limit
 

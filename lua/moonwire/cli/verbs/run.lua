@@ -22,7 +22,7 @@ end
 local function test_first(values, dir, settings, gate)
   if gate == "project" then gate = values.gate or settings.gate end
   if gate ~= "spec" then return end
-  local outcome = require "moonwire.cli.process.gate".run(dir, settings.sources, settings.gate_limit)
+  local outcome = require "moonwire.cli.reload.gate".run(dir, settings.sources, settings.gate_limit)
   if outcome then log_problems(outcome) end
 end
 
@@ -70,7 +70,7 @@ local function doors_of(app, values, dir, answers)
   if values.slot then
     return { command = answers.of(app, { dir = dir, gate = values.gate, worker = values.slot }) }
   end
-  local of = { dir = dir, gate = values.gate, reload_state = require "moonwire.cli.process.reloading".state }
+  local of = { dir = dir, gate = values.gate, reload_state = require "moonwire.cli.reload.reloading".state }
   return require "moonwire.cli.process.lone"(app, answers.of(app, of))
 end
 

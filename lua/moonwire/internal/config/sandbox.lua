@@ -2,7 +2,7 @@
 --- accident is an error. It
 --- keeps honest people from accidents; it is not a prison for hostile code.
 local C = require "moonwire.internal.cdef"
-local fault = require "moonwire.internal.fault"
+local fault = require "moonwire.internal.api.fault"
 local files = require "moonwire.internal.config.files"
 local nearest = require "moonwire.internal.nearest"
 local wait = require "moonwire.internal.wait"
