@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "app/inside.h"
-#include "app/report.h"
+#include "lua/report.h"
 #include "base/url.h"
 #include "redis/calls.h"
 #include "lua/vm.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "process/notify.h"
-#include "app/report.h"
+#include "lua/report.h"
 #include "base/hash.h"
 #include "base/log.h"
 

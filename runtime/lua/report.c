@@ -1,5 +1,5 @@
 #include "core/tier.h"
-#include "app/report.h"
+#include "lua/report.h"
 
 #include <stdio.h>
 #include <string.h>
