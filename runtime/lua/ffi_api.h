@@ -112,7 +112,6 @@ unsigned mw_vm_link_can(struct mw_link *l);
 const char *mw_link_url(const struct mw_link *l);
 const char *mw_link_absent(const struct mw_link *l);
 bool mw_link_hopeless(const struct mw_link *l);
-const char *mw_vm_link_driver(struct mw_link *l);
 int mw_vm_declare(struct mw_link *l, const char *channel, int64_t retain_age_ms, double retain_count,
                   const mw_setting *settings, size_t setting_count, mw_failure *e);
 /* Tokens of links whose driver takes them; NULL as token: there is none, `failure` says why. */
@@ -187,7 +186,6 @@ int mw_dict_get(struct mw_dict *d, const char *key, size_t len, int64_t now_ms, 
 bool mw_dict_next(struct mw_dict *d, uint32_t *at, const char **key, size_t *len);
 
 void mw_uuid(char out[37]);
-double mw_random01(void);
 
 /* ---- for specs: the clock, the log, HTTP answers, faults ---- */
 void mw_vm_virtual(struct mw_vm *vm, bool on);
@@ -210,13 +208,11 @@ struct mw_redis_call *mw_redis_start_for(struct mw_vm *vm, struct mw_redis *r, c
                                          double waiter);
 void mw_redis_call_free(struct mw_redis_call *c);
 const char *mw_redis_call_error(const struct mw_redis_call *c);
-size_t mw_redis_call_values(const struct mw_redis_call *c);
 char mw_redis_call_value(const struct mw_redis_call *c, size_t i, const char **text, size_t *len,
                          double *number);
 void mw_redis_fake(bool on);
 bool mw_redis_fake_pending(void);
 struct mw_redis_call *mw_redis_fake_next(void);
-const char *mw_redis_fake_url(const struct mw_redis_call *c);
 size_t mw_redis_fake_commands(const struct mw_redis_call *c);
 const char *mw_redis_fake_argument(const struct mw_redis_call *c, size_t command, size_t i, size_t *len);
 void mw_redis_fake_answer(struct mw_redis_call *c, const char *replies, size_t len, double delay_ms);
@@ -237,5 +233,3 @@ void mw_http_fake_fail(struct mw_http_request *r, const char *kind, const char *
 bool mw_memory_fault(const char *broker, const char *what, double amount);
 uint32_t mw_memory_held(const char *broker); /* acks that hold_ack kept since the last call */
 void mw_memory_cut(const char *broker);
-void mw_memory_keep(const char *broker);
-void mw_memory_drop(const char *broker);

@@ -366,8 +366,6 @@ double mw_real_seconds(void) {
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-double mw_random01(void) { return (double)(mw_random64() >> 11) / 9007199254740992.0; }
-
 mw_message *mw_message_make(const mw_parts *p, mw_failure *e) {
     if (p->headers_len > MW_HEADERS_MAX) {
         mw_fail((mw_error *)e, MW_EUSAGE, false, "headers of %zu bytes are over the limit of %d",

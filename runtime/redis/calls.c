@@ -190,7 +190,6 @@ void mw_redis_call_free(mw_redis_call *c) {
 }
 
 const char *mw_redis_call_error(const mw_redis_call *c) { return c->failed ? c->error.text : NULL; }
-size_t mw_redis_call_values(const mw_redis_call *c) { return c->values.len / sizeof(value); }
 
 char mw_redis_call_value(const mw_redis_call *c, size_t i, const char **text, size_t *len, double *number) {
     const value *v = &((const value *)(const void *)c->values.data)[i];
@@ -238,7 +237,6 @@ mw_redis_call *mw_redis_fake_next(void) {
     return c;
 }
 
-const char *mw_redis_fake_url(const mw_redis_call *c) { return c->redis->text; }
 size_t mw_redis_fake_commands(const mw_redis_call *c) { return c->counts.len / sizeof(size_t); }
 
 const char *mw_redis_fake_argument(const mw_redis_call *c, size_t command, size_t i, size_t *len) {

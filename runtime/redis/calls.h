@@ -29,14 +29,12 @@ void mw_redis_call_free(mw_redis_call *c); /* before its end it is cancelled: no
 const char *mw_redis_call_error(const mw_redis_call *c); /* the connection failed; NULL: it did not */
 /* The values of a reply, parents before children. 's' text, 'e' error, 'i' number, 'n' none, 'a' list of
  * `count`. */
-size_t mw_redis_call_values(const mw_redis_call *c);
 char mw_redis_call_value(const mw_redis_call *c, size_t i, const char **text, size_t *len, double *number);
 
 /* ---- for specs: while it is on, calls wait here for somebody to answer them ---- */
 void mw_redis_fake(bool on);
 bool mw_redis_fake_pending(void);
 mw_redis_call *mw_redis_fake_next(void);
-const char *mw_redis_fake_url(const mw_redis_call *c);
 size_t mw_redis_fake_commands(const mw_redis_call *c);
 const char *mw_redis_fake_argument(const mw_redis_call *c, size_t command, size_t i,
                                    size_t *len); /* NULL: no more */

@@ -79,14 +79,13 @@ typedef struct mem_records { /* dedupe; records.c */
 
 struct mem_broker {
     mem_broker *next;
-    uint32_t refs; /* connections, and one while it is kept for a restart */
+    uint32_t refs; /* connections */
     mw_loop *loop;
     mw_map channels; /* hash of the name -> mem_channel */
     mem_records records;
     mw_buf slabs; /* of mem_item *: items come from these, and go back to free_items */
     mem_item *free_items;
     mem_faults faults;
-    bool kept;
     char name[];
 };
 

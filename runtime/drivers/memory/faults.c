@@ -46,16 +46,3 @@ void mw_memory_cut(const char *broker) {
             }
     mem_broker_release(b);
 }
-
-void mw_memory_keep(const char *broker) {
-    mem_broker *b = borrow(broker);
-    if (b->kept) mem_broker_release(b);
-    b->kept = true;
-}
-
-void mw_memory_drop(const char *broker) {
-    mem_broker *b = borrow(broker);
-    if (b->kept) mem_broker_release(b);
-    b->kept = false;
-    mem_broker_release(b);
-}

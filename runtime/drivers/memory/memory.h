@@ -48,6 +48,3 @@ void mem_release_key(mw_conn *conn, const char *channel, const char *group, uint
 bool mw_memory_fault(const char *broker, const char *what, double amount);
 uint32_t mw_memory_held(const char *broker); /* acks that hold_ack kept since the last call */
 void mw_memory_cut(const char *broker);      /* every consumer loses its connection and gets a new one */
-void mw_memory_keep(
-    const char *broker); /* survives the closing of its last connection, until mw_memory_drop */
-void mw_memory_drop(const char *broker);
