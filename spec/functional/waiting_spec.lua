@@ -27,7 +27,7 @@ local function run(here, codes)
   local result = here:run({ "run", "--once", "--workers", "0" }, { timeout = 40 })
   assert.equal(0, result.code, result.stderr)
   local dead = {}
-  for _, letter in ipairs(here:letters()) do dead[letter.id] = letter.reason:gsub("^gave up after 1 attempts: ", "") end
+  for _, letter in ipairs(here:letters()) do dead[letter.id] = letter.reason:gsub("^gave up after 1 attempt: ", "") end
   return dead, result.stderr
 end
 
