@@ -121,6 +121,18 @@ mw.pipeline "p" { from = broker:channel "in", handler = function() end, %s }
     return ran.code == 0 and "" or ran.stdout .. ran.stderr
   end
 
+  it("refuses to publish with a delay, which Kafka cannot keep", function()
+    local h = new { name = "delay", partitions = 1 }
+    h:start { settings = "retry = { attempts = 1 },", handler = [[
+      function M.handle(msg) mw.publish("out", "x", { delay = 60, now = msg.id == "now" }) end]] }
+    h:publish { { "x", id = "later" }, { "x", id = "now" } }
+    h:wait(function() return #h:dead() == 2 end, 20, "the dead letters")
+    for _, letter in ipairs(h:dead()) do
+      assert.matches("mw%.publish: delay: this broker cannot hold messages back", letter.headers["mw-dead-last-error"])
+    end
+    assert.equal(0, #h:messages "out")
+  end)
+
   it("has so many retry topics, and their delays rise", function()
     local delays = {}
     for i = 1, 32 do delays[i] = i end

@@ -291,9 +291,19 @@ end
 
 local NO_OPTIONS = {}
 
+local CAN_DELAY = 1 -- as in core/driver.h
+
+-- Sent at once it would be handled too early, and nobody would notice.
+local function check_delay(link, options)
+  local delay = options.delay
+  if type(delay) == "number" and delay > 0 and bit.band(C.mw_vm_link_can(link), CAN_DELAY) == 0 then
+    error("mw.publish: delay: this broker cannot hold messages back; mw.retry { after = … } delays the handling of the "
+      .. "message at hand", 3)
+  end
+end
+
 --- Sends a message. It leaves with the ack: in the same transaction where the broker has them, else confirmed before
---- it; when the handler fails, it
---- is not sent. With `now = true` it is sent at once and the call waits for the confirm.
+--- it; when the handler fails, it is not sent. With `now = true` it is sent at once and the call waits for the confirm.
 ---@param target moonwire.Channel|string a channel, or a name on the pipeline's own connection
 ---@param body any a string is sent as it is, anything else as JSON
 ---@param options moonwire.PublishOptions|nil
@@ -303,6 +313,7 @@ function M.publish(target, body, options)
   options = options or NO_OPTIONS
   if type(options) ~= "table" then error("mw.publish: the options must be a table", 2) end
   local link, channel = resolve(target, task, options)
+  check_delay(link, options)
   if options.routing_key ~= nil and type(target) == "table" and not target.addresses or type(target) == "string"
     and options.routing_key ~= nil then
     error("mw.publish: routing_key is for exchanges, such as broker:exchange \"orders\"", 2)
