@@ -19,7 +19,7 @@
  *   browse.c     looking into a queue, taking single messages out
  *   request.c    requests and their replies
  *   topology.c   exchanges, queues and bindings that a project declares
- *   line.c, envelope.c, wire.c   the protocol */
+ *   protocol/    line.c, handshake.c, content.c, envelope.c, wire.c */
 #pragma once
 #include "base/hash.h"
 #include "base/text.h"
