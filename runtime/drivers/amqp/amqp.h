@@ -16,6 +16,7 @@
  *   settle.c     acks, retries, releases
  *   place.c      where a group has got to in a stream
  *   journal.c    what a crash must not forget of ordered messages: attempts, held retries
+ *   journal_read.c  how the next consumer learns of it
  *   browse.c     looking into a queue, taking single messages out
  *   request.c    requests and their replies
  *   topology.c   exchanges, queues and bindings that a project declares
@@ -337,8 +338,6 @@ void rmq_journal_free(rmq_journal *j);       /* NULL is fine */
 bool rmq_journal_mute(const rmq_journal *j); /* it stands in memory only, or is another's */
 void rmq_journal_silence(rmq_journal *j, bool mute);
 void rmq_journal_reset(rmq_journal *j); /* the deliveries it knew are gone */
-bool rmq_journal_loaded(
-    rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
 void rmq_journal_meet(rmq_journal *j,
                       mw_incoming *in); /* it came before: fills attempt, due time and error */
 void rmq_journal_suspect(rmq_journal *j, uint64_t tag); /* it is begun next */
@@ -353,6 +352,10 @@ bool rmq_journal_quiet(rmq_journal *j,
 void rmq_journal_settled(rmq_journal *j, void *cookie);  /* streams: answers when the place is written */
 bool rmq_journal_knows(rmq_journal *j, uint64_t offset); /* streams: there is a note about it */
 void rmq_journal_touch(rmq_journal *j, bool clean);      /* streams: writes it; clean: the last time */
+
+/* journal_read.c */
+bool rmq_journal_loaded(
+    rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
 
 /* place.c: see there */
 rmq_place *rmq_place_new(void);
