@@ -17,9 +17,8 @@
  *   place.c      where a group has got to in a stream
  *   journal.c    what a crash must not forget of ordered messages: attempts, held retries
  *   journal_read.c  how the next consumer learns of it
- *   browse.c     looking into a queue, taking single messages out
- *   request.c    requests and their replies
- *   topology.c   exchanges, queues and bindings that a project declares
+ *   admin/       browse.c, count.c: looking into a queue; remove.c: taking single messages out;
+ *                request.c: requests and their replies; topology.c: what a project declares
  *   protocol/    line.c, handshake.c, content.c, envelope.c, wire.c */
 #pragma once
 #include "base/hash.h"
