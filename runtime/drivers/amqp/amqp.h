@@ -6,6 +6,7 @@
  *
  *   amqp.c       the driver: URL, open, close, what it can do
  *   out.c        publishing: confirms, returns, back-pressure
+ *   jobs.c       what is asked on the admin channel, one thing at a time
  *   targets.c    where publications go: queues that are declared first, exchanges, delay tiers
  *   consume.c    a subscription
  *   tune.c       the way to its consumer: declare, compare, lock, prefetch
@@ -169,11 +170,15 @@ void rmq_send(rmq_conn *c, rmq_pub *p, const char *channel, int64_t delay_ms, bo
 void rmq_send_to(rmq_conn *c, rmq_pub *p, rmq_target *to);
 void rmq_pump(rmq_conn *c);
 void rmq_finish(rmq_pub *p, const mw_error *e);
-void rmq_job_add(rmq_conn *c, rmq_job *j);
 void rmq_out_close(rmq_conn *c);
 void rmq_publish(mw_conn *conn, const mw_publication *list, size_t count);
 void rmq_fifo_push(rmq_fifo *f, rmq_pub *p);
 rmq_pub *rmq_fifo_pop(rmq_fifo *f);
+
+/* jobs.c */
+extern const rmq_chan_events rmq_admin_events;
+void rmq_job_add(rmq_conn *c, rmq_job *j);
+void rmq_jobs_lost(rmq_conn *c, const mw_error *why); /* no line: each decides whether to wait for it */
 
 /* targets.c */
 rmq_target *rmq_target_get(rmq_conn *c, const char *channel);
