@@ -357,9 +357,8 @@ void rmq_journal_settled(rmq_journal *j, void *cookie);  /* streams: answers whe
 bool rmq_journal_knows(rmq_journal *j, uint64_t offset); /* streams: there is a note about it */
 void rmq_journal_touch(rmq_journal *j, bool clean);      /* streams: writes it; clean: the last time */
 
-/* journal_read.c */
-bool rmq_journal_loaded(
-    rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
+/* journal_read.c. false: it is being read; rmq_sub_pump is called when it is there. */
+bool rmq_journal_loaded(rmq_journal *j);
 
 /* place.c: see there */
 rmq_place *rmq_place_new(void);
