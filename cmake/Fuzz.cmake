@@ -20,6 +20,6 @@ file(GLOB json RELATIVE ${PROJECT_SOURCE_DIR}/runtime ${PROJECT_SOURCE_DIR}/runt
 add_fuzzer(json ${json})
 add_fuzzer(hosts net/hosts.c base/error.c)
 add_fuzzer(resp redis/resp.c base/buf.c base/error.c)
-add_fuzzer(amqp drivers/amqp/protocol/wire.c drivers/amqp/protocol/envelope.c drivers/amqp/protocol/line.c core/message.c base/buf.c base/error.c
-           base/hash.c base/text.c base/uuid.c)
-add_fuzzer(marks drivers/kafka/consume/marks.c base/buf.c base/hash.c base/text.c)
+file(GLOB amqp RELATIVE ${PROJECT_SOURCE_DIR}/runtime ${PROJECT_SOURCE_DIR}/runtime/drivers/amqp/protocol/*.c)
+add_fuzzer(amqp ${amqp} core/message.c base/buf.c base/error.c base/hash.c base/text.c base/uuid.c)
+add_fuzzer(marks drivers/kafka/consume/marks.c drivers/kafka/consume/marks_text.c base/buf.c base/hash.c base/text.c)

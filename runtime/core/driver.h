@@ -42,8 +42,8 @@ enum {
     MW_CAN_DELAY = 1 << 0,    /* publish with a delay */
     MW_CAN_PRIORITY = 1 << 1, /* a higher priority is delivered first */
     MW_CAN_ATOMIC = 1 << 2,   /* settlements carry publications on the same connection, in one transaction */
-    MW_CAN_PARK = 1 << 3,     /* PARK and key marks: on_dead = "hold_key" / "dead_key"; put_back: lanes larger
-                                 than the     window */
+    /* PARK, and key marks: on_dead = "hold_key" and "dead_key"; put_back: lanes larger than the window. */
+    MW_CAN_PARK = 1 << 3,
     MW_CAN_DEDUPE = 1 << 4,   /* claim / done / release */
     MW_CAN_BROWSE = 1 << 5,   /* read a channel without consuming it */
     MW_CAN_REMOVE = 1 << 6,   /* remove single messages: dlq replay and purge */
@@ -51,9 +51,8 @@ enum {
     MW_CAN_RETAIN = 1 << 8,   /* keep acknowledged messages by age and count */
     MW_CAN_GROUPS = 1 << 9,   /* tell the groups of a channel, and remove one */
     MW_CAN_SEEK = 1 << 10,    /* a new group may begin at a time or an offset */
-    MW_CAN_TIERS = 1 << 11, /* reads a channel's retry channels along with it, each message when it is due */
-    MW_CAN_EXACTLY =
-        1 << 12, /* like ATOMIC, for subscriptions that ask for it: settlements carry publications */
+    MW_CAN_TIERS = 1 << 11,   /* reads a channel's retry channels along, each message when it is due */
+    MW_CAN_EXACTLY = 1 << 12, /* settlements carry publications, as with ATOMIC, where a subscription asks */
 };
 
 /* ---- from the core to the driver ---- */
@@ -61,10 +60,10 @@ enum {
 typedef struct mw_subscription {
     const char *channel, *group;
     mw_order order;
-    bool own_key; /* lanes are keyed by the pipeline, not by the message's key: order across workers needs one
-                     consumer */
-    bool from_start; /* a group that does not exist yet begins with the oldest message, else with the next one
-                      */
+    /* Lanes are keyed by the pipeline, not by the message's key: order across workers needs one consumer. */
+    bool own_key;
+    /* A group that does not exist yet begins with the oldest message, else with the next one. */
+    bool from_start;
     bool exactly_once;        /* MW_CAN_EXACTLY */
     mw_start_kind start_kind; /* MW_CAN_SEEK: instead of from_start */
     int64_t start_at;
@@ -85,8 +84,8 @@ typedef struct mw_origin { /* of a dead letter */
 
 typedef struct mw_publication {
     const char *channel;
-    mw_message
-        *msg; /* the caller keeps its reference until `published` (or, inside a settlement, `settled`) */
+    /* The caller keeps its reference until `published` or, inside a settlement, `settled`. */
+    mw_message *msg;
     int64_t delay_ms;
     void *cookie;
 } mw_publication;
@@ -94,8 +93,9 @@ typedef struct mw_publication {
 typedef enum {
     MW_SETTLE_ACK,   /* handled: publications confirmed (or in the same transaction), then gone */
     MW_SETTLE_RETRY, /* failed: see hold */
-    MW_SETTLE_PARK,  /* its lane is blocked: keep it out of the way, in order, until the lane is unparked; no
-                        attempt is counted */
+    /* Its lane is blocked: keep it out of the way, in order, until the lane is unparked; no attempt is
+     * counted. */
+    MW_SETTLE_PARK,
     MW_SETTLE_RELEASE, /* given back unhandled (drain); no attempt is counted */
 } mw_settle_op;
 
@@ -117,8 +117,8 @@ typedef struct mw_settlement {
     mw_mark mark;   /* ACK: set or clear the mark of `lane` in the same step; clearing unparks the lane */
     const mw_publication *publish; /* ACK with MW_CAN_ATOMIC; valid until `settled` */
     size_t publish_count;
-    const char *done_key; /* ACK with MW_CAN_ATOMIC: this claim of the same connection becomes DONE in the
-                             same step; NULL: none */
+    /* ACK with MW_CAN_ATOMIC: this claim of the same connection becomes DONE in the same step; NULL: none. */
+    const char *done_key;
     size_t done_len;
     int64_t done_ttl_ms;
     void *cookie;
@@ -145,22 +145,23 @@ typedef struct mw_browse {
     void *cookie;
 } mw_browse;
 
-typedef struct mw_removal { /* removes messages and publishes their replacements, in one transaction where the
-                               broker has them */
+/* Removes messages and publishes their replacements, in one transaction where the broker has them. */
+typedef struct mw_removal {
     const char *channel;
     const mw_position *positions; /* those that are gone already are no error */
     size_t count;
-    const mw_publication
-        *publish; /* publish[i] replaces positions[i], and is sent only when that one was still there */
+    /* publish[i] replaces positions[i], and is sent only when that one was still there. */
+    const mw_publication *publish;
     size_t publish_count; /* 0, or count */
     void *cookie;
 } mw_removal;
 
 typedef struct mw_channel_options {
-    int64_t retain_age_ms;      /* 0: not kept for its age */
-    uint64_t retain_count;      /* 0: not kept for its place */
-    const mw_setting *settings; /* what only this driver knows, checked before by
-                                   lua/moonwire/internal/config/channels.lua; valid during the call */
+    int64_t retain_age_ms; /* 0: not kept for its age */
+    uint64_t retain_count; /* 0: not kept for its place */
+    /* What only this driver knows, checked before by lua/moonwire/internal/config/channels.lua; valid during
+     * the call. */
+    const mw_setting *settings;
     size_t setting_count;
 } mw_channel_options;
 
@@ -170,10 +171,10 @@ typedef struct mw_depth {
     uint64_t parked;    /* waiting for their key */
     uint64_t unsettled; /* handed out */
     int64_t oldest_ms;  /* publish time of the oldest message not settled; 0 when there is none */
-    int64_t
-        next_due_ms; /* wall time at which the next delayed one is due; 0: none, or the driver cannot tell */
-    bool known;      /* false: the broker has not said yet */
-    bool own_share;  /* counts what this consumer has to do, not what the whole group has */
+    /* Wall time at which the next delayed one is due; 0: none, or the driver cannot tell. */
+    int64_t next_due_ms;
+    bool known;     /* false: the broker has not said yet */
+    bool own_share; /* counts what this consumer has to do, not what the whole group has */
 } mw_depth;
 
 enum { MW_PLACE_NAME = 64 };
@@ -204,8 +205,8 @@ typedef struct mw_incoming {
     int64_t not_before; /* wall ms; a held retry that was interrupted waits until then; 0 = now */
     mw_text *first_error; /* of earlier attempts, or NULL; the reference passes to the core */
     bool held; /* MW_CAN_PARK: the last of its key that go_on allowed; nothing follows before the next one */
-    const char *invalid; /* static, or NULL. It could not be read whole, and why: no handler sees it, it
-                            becomes a dead letter */
+    /* Static, or NULL. It could not be read whole, and why: no handler sees it, it becomes a dead letter. */
+    const char *invalid;
 } mw_incoming;
 
 typedef struct mw_entry {
@@ -232,8 +233,8 @@ typedef struct mw_host {
      * delivered. Returns how many are left; they may still be settled until the unit is fenced. */
     uint32_t (*recall)(mw_source *s, uint32_t unit);
     void (*settled)(mw_source *s, void *cookie, const mw_error *e);
-    void (*mark)(mw_source *s, uint64_t lane,
-                 mw_mark mark);   /* known marks, before the first delivery and when they change */
+    /* Known marks, before the first delivery and when they change. */
+    void (*mark)(mw_source *s, uint64_t lane, mw_mark mark);
     void (*closed)(mw_source *s); /* the answer to unsubscribe: the last call for s */
     /* What is sent for this source, acks too, stands above the high mark, because the broker does not read:
      * no handler begins and nothing is taken until it is below the low one. `true` may be told from any
@@ -242,15 +243,16 @@ typedef struct mw_host {
 
     void (*published)(mw_link *l, void *cookie, const mw_error *e);
     void (*claimed)(mw_link *l, void *cookie, mw_claim claim, const mw_error *e);
+    /* last: the position to continue after. */
     void (*browsed)(mw_link *l, void *cookie, const mw_entry *entries, size_t count, mw_position last,
-                    const mw_error *e); /* last: position to continue after */
+                    const mw_error *e);
     void (*removed)(mw_link *l, void *cookie, size_t count, const mw_error *e);
     void (*grouped)(mw_link *l, void *cookie, const mw_group_info *groups, size_t count, const mw_error *e);
     void (*topology)(mw_link *l, void *cookie, const char *answer, size_t len, const mw_error *e);
-    void (*replied)(mw_link *l, void *cookie, mw_message *m,
-                    const mw_error *e); /* the reference passes to the core; NULL with an error */
-    void (*state)(mw_link *l, bool up,
-                  const mw_error *why); /* connection lost or back, for logs and status */
+    /* The reference passes to the core; NULL with an error. */
+    void (*replied)(mw_link *l, void *cookie, mw_message *m, const mw_error *e);
+    /* The connection is lost or back, for logs and status. */
+    void (*state)(mw_link *l, bool up, const mw_error *why);
 } mw_host;
 
 typedef struct mw_driver {
@@ -278,15 +280,14 @@ typedef struct mw_driver {
     /* Consuming. */
     mw_sub *(*subscribe)(mw_conn *c, const mw_subscription *s, mw_error *e);
     void (*resume)(mw_sub *s); /* there is room again */
-    void (*begin)(
-        mw_sub *s, uint64_t tag,
-        uint32_t unit); /* optional: a handler starts on it; a crash from here on counts as an attempt */
+    /* Optional: a handler starts on it; a crash from here on counts as an attempt. */
+    void (*begin)(mw_sub *s, uint64_t tag, uint32_t unit);
     void (*settle)(mw_sub *s, const mw_settlement *list, size_t count); /* list is valid during the call */
     /* With MW_CAN_PARK: deliver again what was parked for this lane, in order. While a lane has parked
      * messages the driver delivers nothing newer of that key, except what carries the header mw-replay: those
      * wait behind the parked ones. "Has parked": from the settle that parks the first one to the moment from
-     * which all that was unparked will be delivered before anything newer, whatever is still being written.
-     */
+     * which all that was unparked will be delivered before anything newer, whatever is still being
+     * written. */
     void (*unpark)(mw_sub *s, uint64_t lane);
     /* With MW_CAN_PARK, for lanes longer than the window; nothing is written, nothing answered. put_back: its
      * lane is long enough. The delivery never was, and until go_on the driver delivers nothing of this key;
@@ -312,10 +313,9 @@ typedef struct mw_driver {
     /* Optional, by capability. */
     void (*dedupe)(mw_conn *c, const mw_dedupe *list, size_t count);
     void (*browse)(mw_conn *c, const mw_browse *b);
-    void (*remove)(mw_conn *c,
-                   const mw_removal *r); /* positions and publications are valid until `removed` */
-    void (*release_key)(mw_conn *c, const char *channel, const char *group,
-                        uint64_t lane); /* clears a mark from outside */
+    void (*remove)(mw_conn *c, const mw_removal *r); /* what it points to is valid until `removed` */
+    /* Clears a mark from outside. */
+    void (*release_key)(mw_conn *c, const char *channel, const char *group, uint64_t lane);
     /* How the connections to servers behind this one stand, for `moonwire status`; how many were told. */
     size_t (*peers)(mw_conn *c, mw_peer *out, size_t max);
     /* The groups of a channel, or of all when it is NULL; answered by `grouped`. */
@@ -324,11 +324,15 @@ typedef struct mw_driver {
      * lives, unless forced; such a consumer loses what it has and begins as a new group. Answered by
      * `removed`, with how many messages were waiting for it. */
     void (*remove_group)(mw_conn *c, const char *channel, const char *group, bool force, void *cookie);
-    /* Topics, queues, exchanges: compares what is wanted with what there is, and makes it so. Both ways JSON.
-     *   request { "op": "plan" | "apply" | "show", "force": bool, "items": [{ "kind", "name", "settings": {}
-     * }] } answer  { "items": [{ "kind", "name", "state", "differences": [{ "field", "wanted", "found" }],
-     * "error", "note" }] } state: missing, same, different (plan), created, changed, failed (apply), present
-     * (show). What would lose messages fails without "force". The request is copied. */
+    /* Topics, queues, exchanges: compares what is wanted with what there is, and makes it so. Both ways JSON:
+     *
+     *   request  { "op": "plan" | "apply" | "show", "force": bool,
+     *              "items": [{ "kind", "name", "settings": {} }] }
+     *   answer   { "items": [{ "kind", "name", "state", "error", "note",
+     *                          "differences": [{ "field", "wanted", "found" }] }] }
+     *   state    missing, same, different (plan); created, changed, failed (apply); present (show)
+     *
+     * What would lose messages fails without "force". The request is copied. */
     void (*topology)(mw_conn *c, const char *request, size_t len, void *cookie);
     /* Publishes a message with the headers reply-to ("amq.rabbitmq.reply-to") and correlation-id, and answers
      * with the one that comes back under that id. Without it requests go through a channel of their own. */

@@ -113,7 +113,7 @@ static void give_up(mw_delivery *d, const char *class_name, const char *format, 
     mw_verdict_dead(d, class_name, reason, (size_t)n);
 }
 
-/* Specs read this line back: lua/moonwire/testing.lua. */
+/* Specs read this line back: lua/moonwire/testing/records.lua. */
 static void log_retry(int level, const mw_delivery *d, const char *class_name, int64_t delay_ms,
                       const mw_text *error) {
     mw_delivery_log(level, "failed, will retry", d);

@@ -1,8 +1,10 @@
-#include "redis/client.h"
-
+/* client.c - the life of a connection: commands in a pipeline, their deadlines and replies, the stream below.
+ * Greeting the server is greeting.c's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "redis/client_defs.h"
 
 enum {
     CHECK_MS = 500,
@@ -10,44 +12,6 @@ enum {
     BACKLOG_MAX = 256 << 20,
     RETRY_CAP_MS = 2000,
     GREETING_MOST = 1 << 20
-};
-
-typedef struct pending { /* a command not answered yet, oldest first in a ring */
-    mwr_on_reply *reply;
-    void *cookie;
-    uint64_t deadline;
-    uint32_t bytes; /* of one that was not sent: what it takes in `out` */
-    int8_t depth;
-} pending;
-
-typedef enum { LOGGED_OUT, GREETING, READY } client_state;
-typedef enum { STEP_LOGIN, STEP_DB, STEP_NAME, STEP_ID, STEP_ROLE, STEP_MODE, STEP_SCRIPT } greeting_step;
-
-struct mwr_client {
-    mw_loop *loop;
-    mwr_client_options o;
-    mwr_client_events events;
-    void *owner;
-    mw_stream *stream;
-    client_state state;
-    mwr_parser parser;
-    mw_buf out;    /* commands that were not handed to the stream yet */
-    size_t begun;  /* where the last one begins in it */
-    pending *ring; /* of `capacity`, a power of two */
-    uint32_t first, count, capacity, sent;
-    uint8_t steps[8 + MWR_SCRIPTS_MOST];
-    int step_count, step_at;
-    bool rejected;        /* the greeting failed: the answers that follow are nobody's */
-    bool overdue;         /* its time is over: only what has come already may still save it */
-    uint64_t greet_until; /* real ms: for all of it, however it dribbles in */
-    bool clustered;       /* the server is a node of a cluster */
-    int64_t id;
-    uint64_t heard;          /* real ms: the last reply */
-    char why[MW_ERROR_TEXT]; /* it is not ready */
-    mw_timer check;
-    bool expiring;       /* what fails now was never sent */
-    bool inside, closed; /* freed when the parser lets go of it */
-    bool full;           /* told so */
 };
 
 /* ---- errors ---- */
@@ -72,11 +36,6 @@ void mwr_error_of(const char *text, size_t len, mw_error *e) {
     if (len >= 10 && memcmp(text, "ERR Server", 10) == 0) retryable = true; /* shutting down */
     mw_fail(e, retryable ? MW_ECLOSED : MW_EUSAGE, retryable, "redis: %.*s", (int)(len < 300 ? len : 300),
             text);
-}
-
-static bool begins(const mwr_unit *u, const char *prefix) {
-    return u->node->type == MWR_ERROR && u->node->len >= strlen(prefix) &&
-           memcmp(u->base + u->node->at, prefix, strlen(prefix)) == 0;
 }
 
 /* ---- the ring ---- */
@@ -221,62 +180,7 @@ static void check(mw_timer *t) {
     if (c->closed && !inside) mwr_client_close(c);
 }
 
-/* ---- greeting ---- */
-
-static void step(mwr_client *c, greeting_step s) { c->steps[c->step_count++] = (uint8_t)s; }
-
-static void write_greeting(mwr_client *c) {
-    const mwr_target *t = c->o.target;
-    mw_buf b = {0};
-    c->step_count = c->step_at = 0;
-    c->rejected = false;
-    if (*t->password) {
-        mwr_write_array(&b, *t->user ? 3 : 2);
-        mwr_write_text(&b, "AUTH");
-        if (*t->user) mwr_write_text(&b, t->user);
-        mwr_write_text(&b, t->password);
-        step(c, STEP_LOGIN);
-    }
-    if (t->db >= 0) { /* also when it is 0: this tells whether a password is wanted */
-        mwr_write_array(&b, 2);
-        mwr_write_text(&b, "SELECT");
-        mwr_write_number(&b, t->db);
-        step(c, STEP_DB);
-    }
-    mwr_write_array(&b, 3);
-    mwr_write_text(&b, "CLIENT");
-    mwr_write_text(&b, "SETNAME");
-    mwr_write_text(&b, c->o.name);
-    step(c, STEP_NAME);
-    mwr_write_array(&b, 2);
-    mwr_write_text(&b, "CLIENT");
-    mwr_write_text(&b, "ID");
-    step(c, STEP_ID);
-    if (!c->o.any_role && (c->o.sentinel || strchr(t->hosts, ','))) {
-        mwr_write_array(&b, 1);
-        mwr_write_text(&b, "ROLE");
-        step(c, STEP_ROLE);
-    }
-    if (c->o.scripts) {
-        mwr_write_array(&b, 1);
-        mwr_write_text(&b, "HELLO");
-        step(c, STEP_MODE);
-    }
-    for (const char *const *text = c->o.scripts; text && *text; text++) {
-        mwr_write_array(&b, 3);
-        mwr_write_text(&b, "SCRIPT");
-        mwr_write_text(&b, "LOAD");
-        mwr_write_text(&b, *text);
-        step(c, STEP_SCRIPT);
-    }
-    mw_stream_write(c->stream, b.data, b.len);
-    mw_buf_free(&b);
-}
-
-static void reject(mwr_client *c, const mw_error *e) {
-    c->rejected = true;
-    mw_stream_fail(c->stream, e);
-}
+/* ---- replies ---- */
 
 static void greeted(mwr_client *c) {
     end_begun(c);
@@ -286,57 +190,6 @@ static void greeted(mwr_client *c) {
     if (!c->closed) mwr_flush(c);
 }
 
-static void no_database(const mwr_client *c, mw_error *e) {
-    char said[200];
-    snprintf(said, sizeof said, "%.190s", e->text);
-    mw_fail(e, MW_EUSAGE, false,
-            "%s: database %lld cannot be used; this does not heal by itself: correct the number in the "
-            "address, or the "
-            "server's setting `databases`",
-            said, (long long)c->o.target->db);
-}
-
-/* From pairs of names and values */
-static bool is_cluster(const mwr_unit *u) {
-    const mwr_node *n = u->node + 1;
-    for (uint32_t i = 0; u->node->type == MWR_ARRAY && i + 1 < u->node->count; i += 2) {
-        const mwr_node *value = n + n->span;
-        if (mwr_is(u, n, "mode")) return mwr_is(u, value, "cluster");
-        n = value + value->span;
-    }
-    return false;
-}
-
-/* A name that cannot be set, or a number that cannot be asked for, is no reason not to work. */
-static void greeting_reply(mwr_client *c, const mwr_unit *u) {
-    greeting_step s = (greeting_step)c->steps[c->step_at++];
-    mw_error e;
-    if (c->rejected) return;
-    if (u->node->type == MWR_ERROR) {
-        mwr_error_of(u->base + u->node->at, u->node->len, &e);
-        if (s == STEP_DB && begins(u, "ERR")) no_database(c, &e);
-        bool vital = s != STEP_NAME && s != STEP_ID && s != STEP_ROLE && s != STEP_MODE;
-        if (vital || begins(u, "NOAUTH") || begins(u, "LOADING")) {
-            reject(c, &e);
-            return;
-        }
-    } else if (s == STEP_ID) {
-        c->id = mwr_number(u, u->node);
-    } else if (s == STEP_MODE) {
-        c->clustered = is_cluster(u);
-    } else if (s == STEP_ROLE) {
-        const mwr_node *role = mwr_child(u->node, 0);
-        if (role && !mwr_is(u, role, "master")) {
-            mw_fail(&e, MW_ECLOSED, true, "redis: this server is a replica");
-            reject(c, &e);
-            return;
-        }
-    }
-    if (c->step_at == c->step_count) greeted(c);
-}
-
-/* ---- replies ---- */
-
 static int reply_depth(void *owner) {
     mwr_client *c = owner;
     return c->state == READY && c->count ? at(c, 0)->depth : 0;
@@ -344,7 +197,7 @@ static int reply_depth(void *owner) {
 
 /* MOVED slot host:port, for a key that the owner does not want to follow */
 static bool stays(mwr_client *c, const mwr_unit *u, mw_error *e) {
-    if (!begins(u, "MOVED ") || !c->o.follow) return false;
+    if (!mwr_error_begins(u, "MOVED ") || !c->o.follow) return false;
     if (c->o.follow(c->owner, (unsigned)strtoul(u->base + u->node->at + 6, NULL, 10))) return false;
     mw_fail(e, MW_ECLOSED, true,
             "redis: %.*s: that key lies on another node of the cluster; give its channel a mw.connect of its "
@@ -356,9 +209,9 @@ static bool stays(mwr_client *c, const mwr_unit *u, mw_error *e) {
 
 /* Some errors concern the connection, not the command. */
 static void look_at_error(mwr_client *c, const mwr_unit *u, const mw_error *e) {
-    if (begins(u, "CROSSSLOT")) {
+    if (mwr_error_begins(u, "CROSSSLOT")) {
         c->clustered = true; /* it did not say so before: HELLO is not allowed to us */
-    } else if (begins(u, "MOVED ")) {
+    } else if (mwr_error_begins(u, "MOVED ")) {
         char hosts[256];
         const char *text = u->base + u->node->at, *end = text + u->node->len;
         const char *space = memchr(text + 6, ' ', u->node->len - 6);
@@ -368,8 +221,8 @@ static void look_at_error(mwr_client *c, const mwr_unit *u, const mw_error *e) {
             mwr_client_redirect(c, hosts);
         }
         mw_stream_fail(c->stream, e);
-    } else if (begins(u, "READONLY") || begins(u, "MASTERDOWN") || begins(u, "NOAUTH") ||
-               (begins(u, "NOSCRIPT") && c->o.scripts)) {
+    } else if (mwr_error_begins(u, "READONLY") || mwr_error_begins(u, "MASTERDOWN") ||
+               mwr_error_begins(u, "NOAUTH") || (mwr_error_begins(u, "NOSCRIPT") && c->o.scripts)) {
         mw_stream_fail(c->stream, e); /* a new connection finds the master, logs in, loads the scripts */
     }
 }
@@ -378,7 +231,7 @@ static void unit(void *owner, const mwr_unit *u, bool more) {
     mwr_client *c = owner;
     if (c->closed) return;
     if (c->state == GREETING) {
-        if (c->step_at < c->step_count) greeting_reply(c, u);
+        if (c->step_at < c->step_count && mwr_greeting_reply(c, u)) greeted(c);
         return;
     }
     if (!c->sent) {
@@ -424,7 +277,7 @@ static void up(void *owner) {
     c->greet_until = mw_loop_real_ms(c->loop) + (uint64_t)c->o.target->timeout_ms;
     c->overdue = false;
     mwr_parser_reset(&c->parser);
-    write_greeting(c);
+    mwr_greeting_write(c);
 }
 
 /* false: it was closed meanwhile, and is gone */

@@ -7,9 +7,14 @@ local wait = require "moonwire.internal.wait"
 
 local M = {}
 
-M.REAL_LIMIT = 10 -- seconds
-M.VIRTUAL_LIMIT = 30 * 86400
+local REAL_LIMIT = 10 -- seconds
+local VIRTUAL_LIMIT = 30 * 86400
 local POLL = 5 -- ms that a step waits for the world outside
+
+--- How long a wait on this clock lasts at most, in seconds of it.
+---@param clock "virtual"|"real"
+---@return number
+function M.limit_of(clock) return clock == "real" and REAL_LIMIT or VIRTUAL_LIMIT end
 
 --- Called after every step; errors of its own are the spec's.
 M.after_step = function() end
@@ -37,12 +42,12 @@ local function text_of(what) return type(what) == "function" and what() or what 
 
 local function too_long(real_deadline, what, level)
   if C.mw_real_seconds() < real_deadline then return end
-  error(("%g s of real time have passed, waiting for %s"):format(M.REAL_LIMIT, text_of(what)), level + 1)
+  error(("%g s of real time have passed, waiting for %s"):format(REAL_LIMIT, text_of(what)), level + 1)
 end
 
 --- Runs what can happen without time passing.
 function M.run(what, level)
-  local deadline = C.mw_real_seconds() + M.REAL_LIMIT
+  local deadline = C.mw_real_seconds() + REAL_LIMIT
   step(0)
   while busy() do
     step(POLL)
@@ -54,7 +59,7 @@ end
 ---@param seconds number
 function M.advance(seconds, what, level)
   local left = ms(seconds)
-  local deadline = C.mw_real_seconds() + M.REAL_LIMIT
+  local deadline = C.mw_real_seconds() + REAL_LIMIT
   M.run(what, level + 1)
   while left > 0 do
     left = left - C.mw_vm_advance(wait.vm, left)
@@ -69,7 +74,7 @@ end
 ---@param seconds number on that clock
 ---@param what string|fun(): string for the error
 function M.until_true(fn, clock, seconds, what, level)
-  local deadline, real = M.now() + seconds, C.mw_real_seconds() + M.REAL_LIMIT
+  local deadline, real = M.now() + seconds, C.mw_real_seconds() + REAL_LIMIT
   step(0)
   while true do
     local value = fn(false)
@@ -103,8 +108,7 @@ function M.await(fn, clock, what, level)
   local result, failed, over
   runtime.spawn(function() result = fn() end, nil, function(err) failed, over = err, true end)
   if not over then
-    local limit = clock == "real" and M.REAL_LIMIT or M.VIRTUAL_LIMIT
-    M.until_true(function() return over end, clock, limit, what, level + 1)
+    M.until_true(function() return over end, clock, M.limit_of(clock), what, level + 1)
   end
   if failed then error(tostring(failed), level + 1) end
   return result

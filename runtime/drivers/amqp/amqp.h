@@ -6,6 +6,7 @@
  *
  *   amqp.c       the driver: URL, open, close, what it can do
  *   out.c        publishing: confirms, returns, back-pressure
+ *   jobs.c       what is asked on the admin channel, one thing at a time
  *   targets.c    where publications go: queues that are declared first, exchanges, delay tiers
  *   consume.c    a subscription
  *   tune.c       the way to its consumer: declare, compare, lock, prefetch
@@ -16,10 +17,10 @@
  *   settle.c     acks, retries, releases
  *   place.c      where a group has got to in a stream
  *   journal.c    what a crash must not forget of ordered messages: attempts, held retries
- *   browse.c     looking into a queue, taking single messages out
- *   request.c    requests and their replies
- *   topology.c   exchanges, queues and bindings that a project declares
- *   line.c, envelope.c, wire.c   the protocol */
+ *   journal_read.c  how the next consumer learns of it
+ *   admin/       browse.c, count.c: looking into a queue; remove.c: taking single messages out;
+ *                request.c: requests and their replies; topology.c: what a project declares
+ *   protocol/    line.c, handshake.c, content.c, envelope.c, wire.c */
 #pragma once
 #include "base/hash.h"
 #include "base/text.h"
@@ -169,11 +170,15 @@ void rmq_send(rmq_conn *c, rmq_pub *p, const char *channel, int64_t delay_ms, bo
 void rmq_send_to(rmq_conn *c, rmq_pub *p, rmq_target *to);
 void rmq_pump(rmq_conn *c);
 void rmq_finish(rmq_pub *p, const mw_error *e);
-void rmq_job_add(rmq_conn *c, rmq_job *j);
 void rmq_out_close(rmq_conn *c);
 void rmq_publish(mw_conn *conn, const mw_publication *list, size_t count);
 void rmq_fifo_push(rmq_fifo *f, rmq_pub *p);
 rmq_pub *rmq_fifo_pop(rmq_fifo *f);
+
+/* jobs.c */
+extern const rmq_chan_events rmq_admin_events;
+void rmq_job_add(rmq_conn *c, rmq_job *j);
+void rmq_jobs_lost(rmq_conn *c, const mw_error *why); /* no line: each decides whether to wait for it */
 
 /* targets.c */
 rmq_target *rmq_target_get(rmq_conn *c, const char *channel);
@@ -337,8 +342,6 @@ void rmq_journal_free(rmq_journal *j);       /* NULL is fine */
 bool rmq_journal_mute(const rmq_journal *j); /* it stands in memory only, or is another's */
 void rmq_journal_silence(rmq_journal *j, bool mute);
 void rmq_journal_reset(rmq_journal *j); /* the deliveries it knew are gone */
-bool rmq_journal_loaded(
-    rmq_journal *j); /* false: it is being read; rmq_sub_pump is called when it is there */
 void rmq_journal_meet(rmq_journal *j,
                       mw_incoming *in); /* it came before: fills attempt, due time and error */
 void rmq_journal_suspect(rmq_journal *j, uint64_t tag); /* it is begun next */
@@ -353,6 +356,9 @@ bool rmq_journal_quiet(rmq_journal *j,
 void rmq_journal_settled(rmq_journal *j, void *cookie);  /* streams: answers when the place is written */
 bool rmq_journal_knows(rmq_journal *j, uint64_t offset); /* streams: there is a note about it */
 void rmq_journal_touch(rmq_journal *j, bool clean);      /* streams: writes it; clean: the last time */
+
+/* journal_read.c. false: it is being read; rmq_sub_pump is called when it is there. */
+bool rmq_journal_loaded(rmq_journal *j);
 
 /* place.c: see there */
 rmq_place *rmq_place_new(void);

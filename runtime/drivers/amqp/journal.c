@@ -12,9 +12,9 @@
  *
  * A handler that ends within its turn, which is the rule, costs nothing here.
  *
- * It is read over the consumer's line, and written over the one that publishes. A broker with an alarm does
- * not read the latter: messages go on all the same, and what is to be noted of them stands when the alarm is
- * over.
+ * It is read over the consumer's line (journal_read.c), and written over the one that publishes. A broker
+ * with an alarm does not read the latter: messages go on all the same, and what is to be noted of them stands
+ * when the alarm is over.
  *
  * With order = "none" several processes read the queue. One of them has the journal (tune.c: lock) and
  * counts; for the others it is mute, as if there were none.
@@ -28,57 +28,16 @@
 
 #include "base/log.h"
 #include "base/uuid.h"
-#include "drivers/amqp/amqp.h"
+#include "drivers/amqp/journal.h"
 
-enum {
-    MAGIC = 0x4d574a33,
-    STREAM_MAGIC = 0x4d574a34,
-    BEGUN = 1,
-    MET = 2,
-    SUSPECT = 4,
-    TIDY_MS = 500,
-    AGAIN_MS = 300,
-    AGAIN_MOST_MS = 10000,
-    QUIET_MS = 3000,
-    LOOKS = 15,
-    LOOK_MS = 200,
-    ERROR_MAX = 1000
-};
-
-typedef struct note {
-    uint32_t failures;
-    uint8_t flags;
-    uint64_t who; /* set the flags */
-    int64_t due_ms;
-    mw_text *error;
-} note;
+enum { BEGUN = 1, MET = 2, SUSPECT = 4 }; /* flags of a note */
+enum { TIDY_MS = 500, AGAIN_MS = 300, AGAIN_MOST_MS = 10000, QUIET_MS = 3000 };
 
 typedef struct waiter { /* a settlement that is answered when it is written */
     uint64_t version;
     void *cookie;
     uint64_t again; /* the tag of a delivery that the core has forgotten, and gets once more; 0: none */
 } waiter;
-
-struct rmq_journal {
-    rmq_sub *sub;
-    char name[300];
-    mw_map notes;  /* identity -> note */
-    rmq_chan chan; /* to read it; beside the consumer's */
-    enum { UNREAD, READING, READ } state;
-    uint64_t version, written; /* of the notes; of what the broker has confirmed */
-    uint64_t met_version;      /* of the last message that was met */
-    bool pump_after, clean, mute;
-    int64_t again_ms; /* until the next try to write */
-    struct writing *writing;
-    mw_buf waiters;
-    mw_buf begun, begun_before; /* of uint64_t: tags, of this turn and of the one before */
-    mw_deferred turn;
-    mw_timer tidy;
-    void (*quiet)(rmq_sub *s);
-    mw_timer quiet_limit;
-    mw_timer look;
-    uint32_t looks;
-};
 
 static bool is_passive(const rmq_sub *s) { return s->conn->declare == RMQ_DECLARE_PASSIVE; }
 
@@ -121,7 +80,7 @@ static uint64_t identity_of(const rmq_journal *j, const rmq_entry *e) {
     return rmq_identity(&p, e->has_id);
 }
 
-static note *note_of(rmq_journal *j, uint64_t identity) {
+note *rmq_journal_note(rmq_journal *j, uint64_t identity) {
     note *n = mw_map_get(&j->notes, identity);
     if (n) return n;
     n = calloc(1, sizeof *n);
@@ -210,14 +169,14 @@ static void drop_writing(rmq_journal *j) {
     j->writing = NULL;
 }
 
-static void write_later(rmq_journal *j) { mw_defer_last(j->sub->conn->loop, &j->turn, turn_end); }
+void rmq_journal_write_later(rmq_journal *j) { mw_defer_last(j->sub->conn->loop, &j->turn, turn_end); }
 
 static void changed(rmq_journal *j) {
     j->version++;
-    write_later(j);
+    rmq_journal_write_later(j);
 }
 
-static void tidy(mw_timer *t) { write_later(mw_container_of(t, rmq_journal, tidy)); }
+static void tidy(mw_timer *t) { rmq_journal_write_later(mw_container_of(t, rmq_journal, tidy)); }
 
 /* A copy would be one for every reader of the stream: it stays here, and waits in the core. */
 static void give_again(rmq_journal *j, uint64_t tag) {
@@ -259,7 +218,7 @@ static void written(rmq_journal *j, uint64_t version) {
     j->written = version;
     j->again_ms = 0;
     answer_waiters(j);
-    if (j->version != j->written) write_later(j);
+    if (j->version != j->written) rmq_journal_write_later(j);
     if (j->pump_after && j->written >= j->met_version) {
         j->pump_after = false;
         rmq_sub_pump(j->sub);
@@ -313,7 +272,7 @@ static void quiet_late(mw_timer *t) {
 bool rmq_journal_quiet(rmq_journal *j, void (*quiet)(rmq_sub *s)) {
     if (!j->writing && j->version == j->written) return true;
     j->quiet = quiet;
-    write_later(j);
+    rmq_journal_write_later(j);
     mw_timer_start_real(j->sub->conn->loop, &j->quiet_limit, QUIET_MS, quiet_late);
     return false;
 }
@@ -327,7 +286,7 @@ static void turn_end(mw_deferred *d) {
     for (size_t i = 0; i < j->begun_before.len / sizeof *tags; i++) {
         rmq_entry *e = rmq_entry_of(j->sub, tags[i]);
         if (!e || e->state != RMQ_OURS || !e->begun) continue;
-        note *n = note_of(j, identity_of(j, e));
+        note *n = rmq_journal_note(j, identity_of(j, e));
         mark(n, BEGUN | (n->flags & SUSPECT));
         n->due_ms = 0;
         if (e->failures > n->failures) n->failures = e->failures;
@@ -337,18 +296,18 @@ static void turn_end(mw_deferred *d) {
     j->begun_before = j->begun;
     j->begun = swap;
     j->begun.len = 0;
-    if (j->begun_before.len) write_later(j);
+    if (j->begun_before.len) rmq_journal_write_later(j);
     write_state(j);
 }
 
 void rmq_journal_begin(rmq_journal *j, uint64_t tag) {
     mw_buf_add(&j->begun, &tag, sizeof tag);
-    write_later(j);
+    rmq_journal_write_later(j);
 }
 
 void rmq_journal_failed(rmq_journal *j, const mw_settlement *x) {
     rmq_entry *e = rmq_entry_of(j->sub, x->tag);
-    note *n = note_of(j, identity_of(j, e));
+    note *n = rmq_journal_note(j, identity_of(j, e));
     if (!e->first_error) e->first_error = mw_text_ref(x->error);
     if (!n->error) n->error = mw_text_ref(e->first_error);
     e->failures = n->failures = x->attempt;
@@ -397,7 +356,7 @@ void rmq_journal_release(rmq_journal *j, const rmq_entry *e) {
  * come: then it cannot have begun since. */
 void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
     rmq_entry *e = rmq_entry_of(j->sub, in->tag);
-    note *n = note_of(j, identity_of(j, e));
+    note *n = rmq_journal_note(j, identity_of(j, e));
     bool died = n->flags && n->who != this_process();
     e->suspect = n->flags & SUSPECT;
     if (n->failures < e->failures) n->failures = e->failures;
@@ -422,7 +381,7 @@ void rmq_journal_meet(rmq_journal *j, mw_incoming *in) {
 
 void rmq_journal_suspect(rmq_journal *j, uint64_t tag) {
     rmq_entry *e = rmq_entry_of(j->sub, tag);
-    mark(note_of(j, identity_of(j, e)), BEGUN | SUSPECT);
+    mark(rmq_journal_note(j, identity_of(j, e)), BEGUN | SUSPECT);
     changed(j);
     j->met_version = j->version;
 }
@@ -443,113 +402,6 @@ void rmq_journal_reset(rmq_journal *j) {
     mw_timer_stop(&j->look);
     j->looks = 0;
     check_quiet(j);
-}
-
-/* ---- reading ---- */
-
-static void look(rmq_journal *j) {
-    rmq_put_queue_declare(rmq_line_out(j->sub->line), j->chan.id, j->name, NULL, true);
-    rmq_line_send(j->sub->line);
-}
-
-static void get(rmq_journal *j) {
-    mw_buf *b = rmq_line_out(j->sub->line);
-    size_t f = rmq_method(b, j->chan.id, RMQ_GET);
-    rmq_put_u16(b, 0);
-    rmq_put_string(b, j->name);
-    rmq_put_u8(b, 0);
-    rmq_frame_end(b, f);
-    rmq_line_send(j->sub->line);
-}
-
-static void read_over(rmq_journal *j) {
-    j->state = READ;
-    if (j->version != j->written) write_later(j);
-    rmq_sub_pump(j->sub);
-}
-
-/* It is there and empty: somebody looks at it just now (`tail`), or it was made and never written. To take
- * the first for the second would be to read the whole stream again. */
-static void look_now(mw_timer *t) {
-    rmq_journal *j = mw_container_of(t, rmq_journal, look);
-    j->state = UNREAD;
-    rmq_sub_pump(j->sub);
-}
-
-static void nothing_there(rmq_journal *j) {
-    if (j->sub->place && ++j->looks <= LOOKS)
-        mw_timer_start_real(j->sub->conn->loop, &j->look, LOOK_MS, look_now);
-    else
-        read_over(j);
-}
-
-static void read_state(rmq_journal *j, const char *body, size_t len) {
-    const unsigned char *p = (const unsigned char *)body;
-    rmq_reader r = {p, p + len, false};
-    if (rmq_u32(&r) != (j->sub->place ? STREAM_MAGIC : MAGIC)) return;
-    if (j->sub->place && !rmq_place_read(j->sub->place, &r)) return;
-    while (!r.bad && r.at != r.end) {
-        uint64_t identity = rmq_u64(&r);
-        note read = {.failures = rmq_u32(&r), .flags = rmq_u8(&r), .who = rmq_u64(&r)};
-        read.due_ms = (int64_t)rmq_u64(&r);
-        rmq_str error = rmq_long(&r);
-        if (r.bad || !identity) break;
-        if (mw_map_get(&j->notes, identity)) continue; /* what we know is newer */
-        note *n = note_of(j, identity);
-        *n = read;
-        if (error.len) n->error = mw_text_new(error.data, error.len < ERROR_MAX ? error.len : ERROR_MAX);
-    }
-}
-
-static void read_opened(rmq_chan *chan) {
-    rmq_journal *j = chan->owner;
-    if (j->state == READING) look(j);
-}
-
-/* With its line: the consumer's channel is lost, too, and it is read anew. 404: there is none. */
-static void read_closed(rmq_chan *chan, int code, const mw_error *why) {
-    rmq_journal *j = chan->owner;
-    (void)why;
-    if (code && j->state == READING) read_over(j);
-}
-
-static void read_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
-    rmq_journal *j = chan->owner;
-    (void)r;
-    if (j->state != READING) return;
-    if (method == RMQ_QUEUE_DECLARE_OK)
-        get(j);
-    else
-        nothing_there(j);
-}
-
-/* It stays in the queue: the next state takes its place. */
-static void read_content(rmq_chan *chan, rmq_content *k) {
-    rmq_journal *j = chan->owner;
-    mw_buf *b = rmq_line_out(chan->line);
-    size_t f = rmq_method(b, chan->id, RMQ_NACK);
-    rmq_put_u64(b, k->tag);
-    rmq_put_u8(b, 2);
-    rmq_frame_end(b, f);
-    rmq_line_send(chan->line);
-    if (j->state != READING) return;
-    read_state(j, k->body, k->body_len);
-    read_over(j);
-}
-
-static const rmq_chan_events reading = {
-    .opened = read_opened, .closed = read_closed, .method = read_method, .content = read_content};
-
-bool rmq_journal_loaded(rmq_journal *j) {
-    if (j->mute) return true;
-    if (j->state != UNREAD) return j->state == READ;
-    j->state = READING;
-    rmq_out(j->sub->conn); /* it connects meanwhile: what is read is written next */
-    if (!j->chan.line)
-        rmq_chan_add(j->sub->line, &j->chan, RMQ_CHAN_JOURNAL, &reading, j);
-    else if (j->chan.open)
-        look(j);
-    return false;
 }
 
 void rmq_journal_free(rmq_journal *j) {

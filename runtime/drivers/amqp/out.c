@@ -222,8 +222,6 @@ static void mind(rmq_conn *c) {
 
 /* ---- events of the line ---- */
 
-static void jobs_lost(rmq_conn *c, const mw_error *why);
-
 static void out_up(void *owner) {
     rmq_conn *c = owner;
     mw_timer_stop(&c->patience);
@@ -241,7 +239,7 @@ static void out_down(void *owner, const mw_error *why) {
     c->told_up = false;
     if (c->out->refused) fail_waiting(c, why);
     if (rmq_targets_waiting(c)) mind(c);
-    jobs_lost(c, why);
+    rmq_jobs_lost(c, why);
     rmq_looks_lost(c, why);
 }
 
@@ -338,79 +336,6 @@ static void publish_content(rmq_chan *chan, rmq_content *k) {
 static const rmq_chan_events publish_events = {
     .opened = publish_opened, .closed = publish_closed, .method = publish_method, .content = publish_content};
 
-/* ---- jobs on the admin channel ---- */
-
-static void start_job(rmq_conn *c) {
-    if (!c->job && c->jobs) {
-        c->job = c->jobs;
-        c->jobs = c->job->next;
-        if (!c->jobs) c->jobs_end = &c->jobs;
-    }
-    if (!c->job || c->job_sent || !c->admin.open) return;
-    mw_buf *b = rmq_line_out(c->out);
-    c->job_sent = true;
-    c->job->start(c->job, c, b);
-    rmq_line_send(c->out);
-}
-
-void rmq_job_add(rmq_conn *c, rmq_job *j) {
-    if (!rmq_out(c)) return;
-    if (!c->jobs_end) c->jobs_end = &c->jobs;
-    j->next = NULL;
-    *c->jobs_end = j;
-    c->jobs_end = &j->next;
-    start_job(c);
-}
-
-/* The line was lost or cannot be had: each decides whether to wait for it. */
-static void jobs_lost(rmq_conn *c, const mw_error *why) {
-    rmq_job *list = c->jobs, *first = c->job_sent ? NULL : c->job;
-    c->jobs = NULL;
-    c->jobs_end = &c->jobs;
-    if (first) {
-        c->job = NULL;
-        if (!first->failed(first, c, 0, why)) c->job = first;
-    }
-    for (rmq_job *j = list, *next; j; j = next) {
-        next = j->next;
-        if (!j->failed(j, c, 0, why)) rmq_job_add(c, j);
-    }
-}
-
-static void admin_opened(rmq_chan *chan) { start_job(chan->owner); }
-
-static void admin_closed(rmq_chan *chan, int code, const mw_error *why) {
-    rmq_conn *c = chan->owner;
-    if (!c->job || !c->job_sent) return;
-    rmq_job *j = c->job;
-    c->job_sent = false;
-    c->job = NULL;
-    if (!j->failed(j, c, code, why)) c->job = j;
-}
-
-static void admin_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
-    rmq_conn *c = chan->owner;
-    if (!c->job || !c->job_sent) return;
-    rmq_job *j = c->job;
-    c->job_sent = false;
-    c->job = NULL;
-    if (!j->reply(j, c, method, r)) c->job = j;
-    start_job(c);
-}
-
-static void admin_content(rmq_chan *chan, rmq_content *k) {
-    rmq_conn *c = chan->owner;
-    if (!c->job || !c->job_sent || !c->job->content) return;
-    rmq_job *j = c->job;
-    c->job_sent = false;
-    c->job = NULL;
-    if (!j->content(j, c, k)) c->job = j;
-    start_job(c);
-}
-
-static const rmq_chan_events admin_events = {
-    .opened = admin_opened, .closed = admin_closed, .method = admin_method, .content = admin_content};
-
 /* ---- from the driver's other files, and from the core ---- */
 
 rmq_line *rmq_out(rmq_conn *c) {
@@ -424,7 +349,7 @@ rmq_line *rmq_out(rmq_conn *c) {
         return NULL;
     }
     rmq_chan_add(c->out, &c->publish, RMQ_CHAN_PUBLISH, &publish_events, c);
-    rmq_chan_add(c->out, &c->admin, RMQ_CHAN_ADMIN, &admin_events, c);
+    rmq_chan_add(c->out, &c->admin, RMQ_CHAN_ADMIN, &rmq_admin_events, c);
     return c->out;
 }
 

@@ -387,9 +387,13 @@ describe("docs/lua-api.md", function()
   it("has annotations for every function of moonwire.testing", function()
     local known = read "lua/moonwire/meta/testing.lua"
     assert(loadstring(annotations) and loadstring(known))
-    for kind, name in read("lua/moonwire/testing.lua"):gmatch "\nfunction (%a+[.:])([%w_]+)%(" do
-      local public = kind == "App:" and kind or kind == "M." and "testing."
-      assert(not public or known:find(("function %s%s("):format(public, name), 1, true), "no annotation for " .. name)
+    for file, kind in pairs { ["testing"] = "M.", ["testing/app"] = "App:", ["testing/trouble"] = "App:" } do
+      local public, count = kind == "M." and "testing." or kind, 0
+      for name in read(("lua/moonwire/%s.lua"):format(file)):gmatch("\nfunction " .. kind .. "([%w_]+)%(") do
+        assert(known:find(("function %s%s("):format(public, name), 1, true), "no annotation for " .. name)
+        count = count + 1
+      end
+      assert(count > 0, file)
     end
   end)
 end)

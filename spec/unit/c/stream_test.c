@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <sys/un.h>
 
-#include "app/report.h"
+#include "lua/report.h"
 #include "net/fifo.h"
 #include "net/socket.h"
 #include "../../fuzz/frames.h"

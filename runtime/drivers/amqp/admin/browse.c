@@ -8,7 +8,9 @@
  * page, and for a removal; it ends at the end of the queue, or after a while.
  *
  * A stream keeps what was read, so there a look is a consumer of its own, from an offset on, and disturbs
- * nobody. Positions are offsets; where it ends is not told: nothing more comes for a moment. */
+ * nobody. Positions are offsets; where it ends is not told: nothing more comes for a moment.
+ *
+ * Where only the newest position of a queue is wanted, nothing is looked at: count.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +26,7 @@ static uint64_t hash_of(const mw_parts *p, bool has_id) {
 }
 
 /* RabbitMQ 3.10 says of every stream that there is nothing in it. */
-static bool may_be_stream(rmq_conn *c, const char *queue) { return !rmq_options_of(c, queue)->type; }
+bool rmq_may_be_stream(rmq_conn *c, const char *queue) { return !rmq_options_of(c, queue)->type; }
 
 /* ---- the session: one channel, opened for one queue ---- */
 
@@ -84,7 +86,7 @@ static void answer(mw_deferred *d) {
     rmq_looks_go(c);
 }
 
-static void give_answer(rmq_look *l) {
+void rmq_look_answer(rmq_look *l) {
     l->over = true;
     mw_defer(l->conn->loop, &l->late, answer);
 }
@@ -113,7 +115,7 @@ void rmq_look_over(rmq_look *l, const mw_error *e) {
         session_end(c);
         if (l->back) return; /* answered when they are back */
     }
-    give_answer(l);
+    rmq_look_answer(l);
 }
 
 static void ask_back(rmq_conn *c) {
@@ -127,7 +129,7 @@ static void are_back(rmq_conn *c, uint64_t count) {
     rmq_look *l = c->looking;
     if (count >= l->back || --l->back_tries == 0) { /* or somebody consumes them */
         l->back = 0;
-        give_answer(l);
+        rmq_look_answer(l);
     } else {
         mw_timer_start_real(c->loop, &c->look_idle, BACK_MS, ask_back_again);
     }
@@ -306,7 +308,7 @@ static void look_method(rmq_chan *chan, uint32_t method, rmq_reader *r) {
         rmq_short(r);
         s->count = rmq_u32(r);
         s->counted = true;
-        s->ended = !s->count && !may_be_stream(c, s->queue);
+        s->ended = !s->count && !rmq_may_be_stream(c, s->queue);
     } else if (s && method == RMQ_GET_EMPTY) {
         s->ended = true;
         if (s->asked) s->asked--;
@@ -360,7 +362,7 @@ static void look_closed(rmq_chan *chan, int code, const mw_error *why) {
     session_free(c);
     if (c->looking && c->looking->back) {
         c->looking->back = 0;
-        give_answer(c->looking);
+        rmq_look_answer(c->looking);
         return;
     }
     if ((code || empty) && c->looking && !c->looking->over) rmq_look_over(c->looking, empty ? NULL : why);
@@ -369,60 +371,10 @@ static void look_closed(rmq_chan *chan, int code, const mw_error *why) {
 static const rmq_chan_events look_events = {
     .opened = look_opened, .closed = look_closed, .method = look_method, .content = got};
 
-/* ---- the newest: how many there are ---- */
-
-static void go(rmq_conn *c, rmq_look *l);
-
-typedef struct counting {
-    rmq_job job;
-    rmq_look *look;
-} counting;
-
-static void count_start(rmq_job *job, rmq_conn *c, mw_buf *out) {
-    (void)c;
-    rmq_put_queue_declare(out, RMQ_CHAN_ADMIN, mw_container_of(job, counting, job)->look->queue, NULL, true);
-}
-
-static bool count_over(rmq_job *job, uint64_t count, const mw_error *e) {
-    counting *k = mw_container_of(job, counting, job);
-    rmq_look *l = k->look;
-    free(k);
-    l->counting = false;
-    if (e) l->error = *e;
-    l->browse.after = (mw_position){.high = count, .low = count ? UINT64_MAX : 0};
-    if (!e && !count && may_be_stream(l->conn, l->queue))
-        go(l->conn, l);
-    else
-        give_answer(l);
-    return true;
-}
-
-static bool count_reply(rmq_job *job, rmq_conn *c, uint32_t method, rmq_reader *r) {
-    (void)c, (void)method;
-    rmq_short(r);
-    return count_over(job, rmq_u32(r), NULL);
-}
-
-static bool count_failed(rmq_job *job, rmq_conn *c, int code, const mw_error *why) {
-    (void)c;
-    if (code < 0) {
-        free(mw_container_of(job, counting, job));
-        return true;
-    }
-    return count_over(job, 0, code == 404 ? NULL : why);
-}
-
-static void count(rmq_look *l) {
-    counting *k = calloc(1, sizeof *k);
-    if (!k) abort();
-    l->counting = true;
-    *k = (counting){.job = {.start = count_start, .reply = count_reply, .failed = count_failed}, .look = l};
-    rmq_job_add(l->conn, &k->job);
-}
-
 /* ---- from the core ---- */
 
-static void go(rmq_conn *c, rmq_look *l) {
+void rmq_look_go(rmq_look *l) {
+    rmq_conn *c = l->conn;
     struct rmq_session *s = c->session;
     uint64_t skip = l->browse.after.high;
     bool same =
@@ -455,9 +407,9 @@ void rmq_looks_go(rmq_conn *c) {
                 l->queue);
         rmq_look_over(l, &e);
     } else if (!l->removing && l->browse.newest && !rmq_is_stream(c, l->queue)) {
-        count(l);
+        rmq_look_count(l);
     } else {
-        go(c, l);
+        rmq_look_go(l);
     }
 }
 

@@ -1,4 +1,5 @@
-/* look.h - what browsing (browse.c) and taking out (remove.c) share: a look at a queue, and what it holds. */
+/* look.h - what browsing (browse.c), counting (count.c) and taking out (remove.c) share: a look at a queue,
+ * and what it holds. */
 #pragma once
 #include "drivers/amqp/amqp.h"
 
@@ -42,9 +43,16 @@ struct rmq_session { /* the open look at one queue: what it holds */
                      session then */
 };
 
+/* browse.c */
 rmq_look *rmq_look_new(rmq_conn *c, const char *queue, void *cookie);
 void rmq_look_more(rmq_look *l); /* the next messages, unless some are on their way */
 void rmq_look_over(rmq_look *l, const mw_error *e);
+void rmq_look_go(rmq_look *l);                          /* begins to read, or goes on in the open session */
+void rmq_look_answer(rmq_look *l);                      /* in a later call: it is over then */
+bool rmq_may_be_stream(rmq_conn *c, const char *queue); /* one that says it is empty */
+
+/* count.c */
+void rmq_look_count(rmq_look *l); /* answers with the newest position */
 
 /* remove.c */
 void rmq_look_ack(rmq_conn *c, uint64_t tag); /* it is gone from the queue, or gives way to the next one */

@@ -169,20 +169,6 @@ static void start(rmq_job *j, rmq_conn *c, mw_buf *out) {
 
 /* ---- the answer ---- */
 
-static void put_json(mw_buf *b, const char *data, size_t len) {
-    mw_buf_puts(b, "\"");
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)data[i];
-        if (c == '"' || c == '\\')
-            mw_buf_printf(b, "\\%c", c);
-        else if (c < 0x20)
-            mw_buf_printf(b, "\\u%04x", c);
-        else
-            mw_buf_add(b, &data[i], 1);
-    }
-    mw_buf_puts(b, "\"");
-}
-
 static const char *between(const char *s, const char *before, const char *after, size_t *len) {
     const char *from = s ? strstr(s, before) : NULL;
     if (!from) return NULL;
@@ -206,11 +192,11 @@ static void put_difference(mw_buf *b, const char *why) {
                             ? between(current, "'", "'", &found_len)
                             : NULL;
     mw_buf_puts(b, "{\"field\":");
-    put_json(b, field, field_len);
+    mw_buf_json(b, field, field_len);
     mw_buf_puts(b, ",\"wanted\":");
-    put_json(b, wanted ? wanted : "none", wanted ? wanted_len : 4);
+    mw_buf_json(b, wanted ? wanted : "none", wanted ? wanted_len : 4);
     mw_buf_puts(b, ",\"found\":");
-    put_json(b, found ? found : "none", found ? found_len : 4);
+    mw_buf_json(b, found ? found : "none", found ? found_len : 4);
     mw_buf_puts(b, "}");
 }
 
@@ -218,9 +204,9 @@ static void told(plan *p, const char *state, const char *difference, const char 
     mw_buf *b = &p->answer;
     rmq_str kind = text(&p->it, "kind"), name = text(&p->it, "name");
     mw_buf_puts(b, p->at > 1 ? ",{\"kind\":" : "{\"kind\":");
-    put_json(b, kind.data, kind.len);
+    mw_buf_json(b, kind.data, kind.len);
     mw_buf_puts(b, ",\"name\":");
-    put_json(b, name.data, name.len);
+    mw_buf_json(b, name.data, name.len);
     mw_buf_printf(b, ",\"state\":\"%s\",\"differences\":[", state);
     if (difference) put_difference(b, difference);
     mw_buf_puts(b, "]");
@@ -228,11 +214,11 @@ static void told(plan *p, const char *state, const char *difference, const char 
         mw_buf_printf(b, ",\"settings\":{\"messages\":%u,\"consumers\":%u}", p->messages, p->consumers);
     if (error) {
         mw_buf_puts(b, ",\"error\":");
-        put_json(b, error, strlen(error));
+        mw_buf_json(b, error, strlen(error));
     }
     if (note) {
         mw_buf_puts(b, ",\"note\":");
-        put_json(b, note, strlen(note));
+        mw_buf_json(b, note, strlen(note));
     }
     mw_buf_puts(b, "}");
 }

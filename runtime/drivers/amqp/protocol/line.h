@@ -111,3 +111,18 @@ void rmq_chan_reset(rmq_chan *c); /* frees what is gathered of a content */
 /* Writing: fill rmq_line_out (it is empty), then send. Ignored while the line is away. */
 mw_buf *rmq_line_out(rmq_line *l);
 void rmq_line_send(rmq_line *l);
+
+/* ---- between the files of a line ---- */
+
+/* line.c: drops the connection, because of what the broker sent. */
+void rmq_line_nonsense(rmq_line *l, const char *what);
+
+/* handshake.c: connection.start and connection.tune came. */
+void rmq_line_started(rmq_line *l, rmq_reader *r);
+void rmq_line_tune(rmq_line *l, rmq_reader *r);
+
+/* content.c: the frames of a message. What was received ends at `end`; `next` is behind the header's frame.
+ */
+void rmq_content_begins(rmq_chan *c, uint32_t method, rmq_reader *r);
+void rmq_content_header(rmq_chan *c, rmq_reader payload, const unsigned char *next, const unsigned char *end);
+void rmq_content_body(rmq_chan *c, const char *data, size_t len);

@@ -88,20 +88,6 @@ bool rmq_table_find(rmq_reader table, const char *name, rmq_value *out) {
 
 /* ---- values as text: scalars plainly, tables and arrays as JSON ---- */
 
-static void quoted(const char *data, size_t len, mw_buf *out) {
-    mw_buf_add(out, "\"", 1);
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)data[i];
-        if (c == '"' || c == '\\')
-            mw_buf_printf(out, "\\%c", c);
-        else if (c < 0x20)
-            mw_buf_printf(out, "\\u%04x", c);
-        else
-            mw_buf_add(out, &data[i], 1);
-    }
-    mw_buf_add(out, "\"", 1);
-}
-
 static void timestamp(int64_t seconds, mw_buf *out) {
     time_t t = (time_t)seconds;
     struct tm tm;
@@ -142,7 +128,7 @@ static void json(const rmq_value *v, mw_buf *out) {
     if (v->type == 'F' || v->type == 'A') {
         rmq_value_text(v, out);
     } else if (v->type == 'S' || v->type == 'x') {
-        quoted(v->text.data, v->text.len, out);
+        mw_buf_json(out, v->text.data, v->text.len);
     } else if (v->type == 'T') {
         mw_buf_add(out, "\"", 1);
         timestamp(v->number, out);
@@ -171,7 +157,7 @@ void rmq_value_text(const rmq_value *v, mw_buf *out) { /* of a valid table: the 
         if (!first) mw_buf_add(out, ",", 1);
         first = false;
         if (!array) {
-            quoted(name.data, name.len, out);
+            mw_buf_json(out, name.data, name.len);
             mw_buf_add(out, ":", 1);
         }
         json(&inner, out);
