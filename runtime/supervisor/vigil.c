@@ -18,7 +18,7 @@ struct mw_vigil {
 static void log_stuck(const mw_vigil *v, const mw_hand *h, uint64_t still) {
     const mw_begun *on = mw_ledger_current(v->shared, h->slot);
     mw_log_begin(MW_ERROR, on ? "a handler is stuck past its timeout: its worker is killed"
-                              : "a worker stands still: it is killed");
+                              : "a worker hangs: it is killed");
     mw_log_int("worker", h->slot + 1);
     mw_log_int("pid", h->pid);
     size_t len;

@@ -142,14 +142,14 @@ describe("a worker that is stuck", function()
     b:publish("in", { { "waits", id = "w1" }, { "waits", id = "w2" } })
     broker.turn_until(function() return s.trace:count "begin" == 2 end, 10 * late, "them to begin")
     s:kill_worker(1, "STOP")
-    s:see('msg="a worker stands still: it is killed" worker=1', 40)
+    s:see('msg="a worker hangs: it is killed" worker=1', 40)
     broker.turn_until(function() return b:is_empty "in" end, 60 * late, "them to be settled")
     assert.equal(0, (s.child:stop(20)), s.child:stderr())
     assert.equal(0, #b:messages "in.dead", s.child:stderr())
     assert.equal(2, s.trace:count "done")
   end)
 
-  it("is not what a project becomes that never ends being read: it is refused, and the old code serves on", function()
+  it("is not what a project becomes that never ends being read: it is refused, and the old code keeps running", function()
     local s = supervised.scene { handler = HANDLER }
     s:start()
     s:see "all workers started"

@@ -134,7 +134,7 @@ describe("a canary", function()
     local done = pump("--canary", "20%", "--for", "100s")
     assert.is_true(clock.now() - before < 60)
     assert.equal(1, done.code)
-    assert(done.stderr:find("rolled back: the old code serves on", 1, true), done.stderr)
+    assert(done.stderr:find("rolled back: the old code keeps running", 1, true), done.stderr)
     local why = 'pipeline "p": new code: %d+ of %d+ failed %(%S+%%%); old code: 0 of %d+ failed'
     assert(done.stderr:match(why), done.stderr)
     local at = #trace()

@@ -87,7 +87,7 @@ describe("the gate", function()
     assert.equal(1, refused.code)
     assert(refused.stderr:find("spec/h_spec.lua:11: the handler is a version that we know", 1, true), refused.stderr)
     assert(refused.stderr:find("unknown version three", 1, true), refused.stderr)
-    assert(refused.stderr:find("refused: the old code serves on", 1, true), refused.stderr)
+    assert(refused.stderr:find("refused: the old code keeps running", 1, true), refused.stderr)
     assert.equal("", refused.stdout)
     publish "m"
     see 'msg="ran one"[^\n]*id=m'

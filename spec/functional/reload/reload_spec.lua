@@ -73,7 +73,7 @@ describe("reload", function()
     local refused = ask("reload", dir)
     assert.equal(78, refused.code)
     assert(refused.stderr:find("handler.lua:1", 1, true), refused.stderr)
-    assert(refused.stderr:find("refused: the old code serves on", 1, true), refused.stderr)
+    assert(refused.stderr:find("refused: the old code keeps running", 1, true), refused.stderr)
     publish("0", "m")
     see "msg=second[^\n]*id=m"
   end)

@@ -165,7 +165,7 @@ local function of_worker(answer)
     return ("%s does not serve now (%s): what it had is delivered again."):format(answer.name, w.state)
   end
   local still = figures.seconds(w.still)
-  if not w.id then return ("%s does not answer: it has stood still for %s."):format(answer.name, still) end
+  if not w.id then return ("%s does not answer: it has hung for %s."):format(answer.name, still) end
   return ("%s does not answer: its handler has computed on message %s of pipeline %s for %s. It is killed 5 s after "
     .. "the handler's timeout, and what else it has is delivered again."):format(answer.name, out.plain(w.id),
     out.plain(w.pipeline or "?"), still)

@@ -16,7 +16,7 @@
 ---
 ---   { ok, state, generation, kept, added, removed, problems, by, failures, canary }
 ---
----   ok          false: it was refused or rolled back, and the old code serves on
+---   ok          false: it was refused or rolled back, and the old code keeps running
 ---   state       done | refused | rolled_back | begun (wait=no) | superseded (by another reload, while it was tested)
 ---               | busy (a canary runs, and goes on) | none (there is no canary to end)
 ---   problems    why, one a line; `by` what: load | gate | start (of new pipelines) | canary | drain

@@ -30,7 +30,7 @@ local function tell_failure(name, failure)
   for _, line in ipairs(lines) do out.note("%s:   %s", name, out.plain(line)) end
 end
 
-local ENDS = { refused = "refused: the old code serves on", rolled_back = "rolled back: the old code serves on" }
+local ENDS = { refused = "refused: the old code keeps running", rolled_back = "rolled back: the old code keeps running" }
 
 local function tell_refusal(name, reply)
   if reply.unchanged then
