@@ -149,7 +149,7 @@ describe("a worker that is stuck", function()
     assert.equal(2, s.trace:count "done")
   end)
 
-  it("is not what a project becomes that never ends being read: it is refused, and the old code keeps running", function()
+  it("is not what a project becomes that never ends being read: the old code keeps running", function()
     local s = supervised.scene { handler = HANDLER }
     s:start()
     s:see "all workers started"

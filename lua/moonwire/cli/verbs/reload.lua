@@ -30,7 +30,9 @@ local function tell_failure(name, failure)
   for _, line in ipairs(lines) do out.note("%s:   %s", name, out.plain(line)) end
 end
 
-local ENDS = { refused = "refused: the old code keeps running", rolled_back = "rolled back: the old code keeps running" }
+local ENDS = {
+  refused = "refused: the old code keeps running", rolled_back = "rolled back: the old code keeps running",
+}
 
 local function tell_refusal(name, reply)
   if reply.unchanged then
