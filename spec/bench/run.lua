@@ -316,6 +316,7 @@ local function redis_run(port, folder, kind, n)
   os.execute(("rm -rf '%s/p'; mkdir '%s/p'"):format(folder, folder))
   if kind == "raw" then return run(("'%s/bench/raw_redis' consume %d %d"):format(bench.build, port, n)) end
   bench.capture(("redis-cli -p %d XGROUP DESTROY in bench"):format(port))
+  bench.capture(("redis-cli -p %d DEL '{in}:mw:group:bench'"):format(port)) -- else it goes on where it was
   return script("redis", port, n, kind, folder .. "/p")
 end
 

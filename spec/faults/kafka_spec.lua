@@ -123,7 +123,9 @@ local function storm(options, n, seconds)
   local explained = by_the_killed(h.trace:of "done", killed, 1 * h.late)
   local text = "\n  storm%s: %d messages, %d turns, %d kills, %d handled again (bound %d), %d of them after a kill\n"
   io.write(text:format(options or "", n, turn, kills, again, most, explained))
-  assert.is_true(explained > 0, "nothing was under way when members were killed")
+  if not binary:find "asan" then -- slow ones are often killed while they do nothing
+    assert.is_true(explained > 0, "nothing was under way when members were killed")
+  end
   if not options then -- an incremental rebalance can meet a commit, which loses partitions (docs/brokers/kafka.md)
     assert.is_true(again - explained <= turn * 2 * concurrency, again - explained .. " handled again for no reason")
   end
