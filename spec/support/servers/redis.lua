@@ -136,7 +136,6 @@ function Server:arguments()
     add("--port", tostring(self.port))
   end
   add("--unixsocket", self.socket)
-  if self.bus then add("--cluster-port", tostring(self.bus)) end -- the default is another's ephemeral port
   add(unpack(self.extra))
   return list
 end
@@ -185,7 +184,6 @@ function M.start(options)
   local dir = process.tmpdir()
   local self = setmetatable({ dir = dir, port = options.port or process.free_port(), tls = options.tls,
                               extra = options.extra or {}, socket = dir .. "/redis.sock" }, Server)
-  if table.concat(self.extra, " "):find("--cluster-enabled", 1, true) then self.bus = process.free_port() end
   if self.tls then certificates(dir) end
   return self:start()
 end
