@@ -1,8 +1,7 @@
 /* ahead.c - how much is fetched ahead. librdkafka's limit is one for each partition, and it is set before the
  * consumer is made; so the brokers are asked how many partitions there are, and all of them together get a
- * budget: the pipeline's buffer.bytes, within bounds. It cannot be small: librdkafka looks whether there is
- * room again only after some hundred milliseconds (before 2.2), so a partition gives about two and a half
- * times its share in a second. Then the consumer joins its group. */
+ * budget: the pipeline's buffer.bytes, within bounds. Then the consumer joins its group. A partition whose
+ * share was full is fetched from again as soon as a part of it is taken: see kafka_ahead_taken. */
 #include <stdlib.h>
 
 #include "drivers/kafka/kafka.h"
@@ -66,4 +65,31 @@ void kafka_ahead_ask(kafka_sub *s) {
     if (!a) abort();
     *a = (asking){.errand = {.work = ask, .done = asked}, .sub = s, .rk = s->rk, .life = s->life};
     kafka_errands_send(s->errands, &a->errand);
+}
+
+/* ---- room again ---- */
+
+/* false: longer than `size`; "" when there is none */
+static bool setting(kafka_sub *s, const char *name, char *out, size_t size) {
+    size_t need = size;
+    if (rd_kafka_conf_get(rd_kafka_conf(s->rk), name, out, &need) != RD_KAFKA_CONF_OK) *out = '\0', need = 1;
+    return need <= size;
+}
+
+/* Before 2.2 a broker's thread that found the shares full sleeps on, up to a second, however soon there is
+ * room. Nothing in the API is made to wake it; new SASL credentials do, and the ones it has change nothing. */
+static void wake_fetchers(kafka_sub *s) {
+    char user[1024], password[4096];
+    if (!setting(s, "sasl.username", user, sizeof user)) return;
+    if (!setting(s, "sasl.password", password, sizeof password)) return;
+    rd_kafka_error_t *err = rd_kafka_sasl_set_credentials(s->rk, user, password);
+    if (err) rd_kafka_error_destroy(err);
+}
+
+void kafka_ahead_taken(kafka_sub *s, size_t bytes) {
+    if (rd_kafka_version() >= 0x020200ff) return; /* fetch.queue.backoff.ms does it */
+    s->taken += bytes;
+    if (s->taken < kafka_ahead_share(s) / 4) return;
+    s->taken = 0;
+    wake_fetchers(s);
 }
