@@ -7,7 +7,7 @@
 #include "core/host.h"
 #include "pipeline/defs.h"
 
-enum { SLAB = 256 };
+enum { SLAB = (32 << 10) / sizeof(mw_delivery) }; /* as many as fill a size of malloc's */
 
 /* ---- making and checking ---- */
 

@@ -15,7 +15,6 @@ ffi.cdef [[
     bool typed);
   uint32_t mw_bench_unconfirmed(void);
   double mw_bench_rss(void);
-  double mw_bench_heap(void);
 ]]
 
 local fill

@@ -36,12 +36,12 @@ mw.pipeline "bench" {
   end
   run(10000)
   collectgarbage()
-  local before, heap = F.mw_bench_rss(), F.mw_bench_heap()
+  local before = F.mw_bench_rss()
   local filled, wall, cpu = run(count)
   local after = F.mw_bench_rss()
   return {
     messages = count, body = body, whole = (after - before) / count, scheduled = (after - filled) / count,
-    heap = (F.mw_bench_heap() - heap) / count, wall = wall, cpu = cpu,
+    wall = wall, cpu = cpu,
   }
 end)))
 io.stdout:flush()

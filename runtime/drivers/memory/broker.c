@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLAB = 256 };
+enum { SLAB = (32 << 10) / sizeof(mem_item) }; /* as many as fill a size of malloc's */
 
 static mem_broker *brokers;
 

@@ -2,7 +2,6 @@
  * into a memory broker or to publish them in whole batches without going through Lua, the same messages in a
  * bare C loop, and the numbers the kernel keeps about us. A shared object that bench.lua loads with ffi.load;
  * it finds the runtime's functions in the binary that loads it. */
-#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +19,6 @@ void mw_bench_publish(mw_link *l, const char *channel, uint32_t count, uint32_t 
                       bool typed);
 uint32_t mw_bench_unconfirmed(void);
 double mw_bench_rss(void);
-double mw_bench_heap(void);
 
 double mw_bench_now(bool cpu) {
     struct timespec t;
@@ -159,15 +157,9 @@ uint32_t mw_bench_unconfirmed(void) { return unconfirmed; }
 /* ---- memory ---- */
 
 double mw_bench_rss(void) { /* bytes */
-    malloc_trim(0);
     long pages = 0;
     FILE *f = fopen("/proc/self/statm", "r");
     if (!f || fscanf(f, "%*d %ld", &pages) != 1) pages = 0;
     if (f) fclose(f);
     return (double)pages * 4096;
-}
-
-double mw_bench_heap(void) { /* bytes that malloc has given out */
-    struct mallinfo2 m = mallinfo2();
-    return (double)m.uordblks + (double)m.hblkhd;
 }
