@@ -237,13 +237,14 @@ static long oom_kills(void) {
     return count;
 }
 
-static mw_death death_of(mw_crew *c, const mw_hand *h, int status) {
+/* The kernel kills with the signal that everybody else uses, too: only its count tells. */
+static bool was_hungry(mw_crew *c, int status) {
     long before = c->oom_kills;
     c->oom_kills = oom_kills();
-    return mw_death_of(status, c->no_more, h->stuck, c->oom_kills > before);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && c->oom_kills > before;
 }
 
-static void log_end(const mw_hand *h, int status, uint32_t suspects, int64_t wait) {
+static void log_end(const mw_hand *h, int status, bool hungry, uint32_t suspects, int64_t wait) {
     if (!h->crew->settled && WIFEXITED(status)) return; /* it has told why it cannot begin */
     mw_log_begin(status ? MW_WARN : MW_INFO, "worker ended");
     mw_log_int("worker", h->slot + 1);
@@ -252,7 +253,7 @@ static void log_end(const mw_hand *h, int status, uint32_t suspects, int64_t wai
         mw_log_int("signal", WTERMSIG(status));
     else
         mw_log_int("code", WEXITSTATUS(status));
-    if (h->stuck) mw_log_text("because", "stuck");
+    if (h->stuck || hungry) mw_log_text("because", h->stuck ? "stuck" : "out of memory");
     if (suspects) mw_log_int("suspects", suspects);
     if (wait >= 0) mw_log_num("restart_in", (double)wait / 1000);
     mw_log_end();
@@ -262,8 +263,9 @@ static void ended(mw_hand *h, int status) {
     mw_crew *c = h->crew;
     mw_wire_hear(h->wire); /* its last words come before its end */
     mw_log_left(&c->shared->slot[h->slot].log);
-    uint32_t suspects =
-        mw_ledger_bury(c->shared, h->slot, death_of(c, h, status), (int64_t)mw_loop_mono_ms(c->loop));
+    bool hungry = was_hungry(c, status);
+    uint32_t suspects = mw_ledger_bury(c->shared, h->slot, mw_death_of(status, c->no_more, h->stuck, hungry),
+                                       (int64_t)mw_loop_mono_ms(c->loop));
     mw_hand was = *h;
     if (mw_loop_mono_ms(c->loop) - h->since >= LIVED_WELL_MS) h->failures = 0;
     h->pid = 0;
@@ -272,7 +274,7 @@ static void ended(mw_hand *h, int status) {
     bool again = c->events.ended(c->events.owner, h, status) && !c->no_more;
     h->up = false;
     h->done = !again;
-    log_end(&was, status, suspects, again ? plan_restart(h) : -1);
+    log_end(&was, status, hungry, suspects, again ? plan_restart(h) : -1);
 }
 
 static void child_ended(mw_signal *s, int n) {

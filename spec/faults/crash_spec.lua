@@ -1,5 +1,6 @@
 -- A message that kills its worker: found, isolated, dead-lettered. Those that ran beside it are handled.
 local broker = require "spec.support.broker"
+local cgroup = require "spec.support.cgroup"
 local clock = require "spec.support.wait"
 local process = require "spec.support.process"
 local supervised = require "spec.support.supervised"
@@ -154,6 +155,59 @@ describe("a message that kills its worker", function()
     s.child:kill "TERM"
     assert.equal(0, (s.child:wait(10 * late)))
     assert.equal(0, s:count "suspect")
+  end)
+end)
+
+-- The kernel kills with the signal that everybody else uses, too. Only its count of such kills tells them apart.
+describe("a message that takes all the memory there is", function()
+  local MB = 1024 * 1024
+  local group = cgroup.new((late > 1 and 700 or 100) * MB)
+
+  teardown(function()
+    process.cleanup()
+    if group then group:remove() end
+  end)
+
+  if not group then
+    it("is a crash by the rule; there is no memory cgroup here to see the kernel do it", function()
+      local ffi = require "ffi"
+      ffi.cdef "int mw_death_of(int status, bool ours, bool stuck, bool hungry);"
+      local function death(signal, hungry) return ffi.C.mw_death_of(signal, false, false, hungry) end
+      assert.equal(death(9, false), death(15, false))
+      assert.equal(death(9, true), death(11, false))
+      assert.not_equal(death(9, true), death(9, false))
+    end)
+    return
+  end
+
+  it("has its worker killed by the kernel, twice, and is a dead letter; the others are handled", function()
+    local s = supervised.scene {
+      group = group, flags = { "--workers", "2" }, settings = "timeout = 60, retry = { attempts = 1 },",
+      more = "mw.settings { crash_attempts = 2, memory = '8GB' }",
+      handler = [[
+        function M.handle(msg)
+          trace("begin", msg)
+          local hoard = {}
+          for i = 1, msg.body == "poison" and 4000 or 0 do hoard[i] = ("x"):rep(1024 * 1024 + i) end
+          trace("done", msg)
+        end]],
+    }
+    local list = { { "poison", id = "poison", key = "bad" } }
+    for i = 1, INNOCENTS do list[#list + 1] = { "good", id = "m" .. i, key = "k" .. i } end
+    local b = broker.open(s.url)
+    b:publish("in", list)
+    s:start()
+    broker.turn_until(function() return b:is_empty "in" end, 60 * late, "all to be settled")
+    assert.equal(0, (s.child:stop(20)), s.child:stderr())
+    assert.equal(2, s:count 'signal=9 because="out of memory"', s.child:stderr())
+    local dead = b:messages "in.dead"
+    assert.equal(1, #dead, s.child:stderr())
+    assert.equal("poison", dead[1].id)
+    assert.equal("crash", dead[1].headers["mw-dead-class"])
+    assert.equal("killed its worker 2 times", dead[1].headers["mw-dead-reason"])
+    local done = {}
+    for _, line in ipairs(s.trace:of "done") do done[line.id] = true end
+    for i = 1, INNOCENTS do assert.is_true(done["m" .. i], "m" .. i .. " is lost") end
   end)
 end)
 

@@ -11,7 +11,7 @@ Scene.__index = Scene
 M.binary = os.getenv "MOONWIRE_BIN"
 M.late = M.binary:find "asan" and 4 or 1
 
--- given: as project.make takes it, and `flags` (a list of words), `env`
+-- given: as project.make takes it, and `flags` (a list of words), `env`, `group` (see cgroup.lua)
 function M.scene(given)
   local dir = process.tmpdir()
   local self = setmetatable({ dir = dir .. "/p", url = "embedded:" .. dir .. "/store?size=1GB", given = given,
@@ -23,7 +23,9 @@ end
 function Scene:start()
   local env = { BROKER_URL = self.url }
   for name, value in pairs(self.given.env or {}) do env[name] = value end
-  self.child = process.spawn { { M.binary, "run", self.dir, unpack(self.given.flags or {}) }, env = env }
+  local command = { M.binary, "run", self.dir, unpack(self.given.flags or {}) }
+  if self.given.group then command = self.given.group:wrap(command) end
+  self.child = process.spawn { command, env = env }
   return self.child
 end
 
