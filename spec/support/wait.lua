@@ -36,7 +36,8 @@ local function describe(value)
 end
 
 -- Polls fn until it returns something true and returns that. An error in fn counts as "not yet", so a spec can
--- ask a server that is still starting; the last error or value stands in the message when time is up.
+-- ask a server that is still starting; the last error or value stands in the message when time is up. `what`: a text,
+-- or a function that makes one then.
 function M.until_(fn, seconds, what)
   local deadline = M.now() + (seconds or 5)
   while true do
@@ -45,6 +46,7 @@ function M.until_(fn, seconds, what)
     if M.now() >= deadline then
       local last = ok and describe(value) or ("error: " .. tostring(value))
       if ok and more ~= nil then last = last .. ", " .. describe(more) end
+      if type(what) == "function" then what = what() end
       error(string.format("waited %g s for %s; last value: %s", seconds or 5, what or "a condition", last), 2)
     end
     M.sleep(POLL)

@@ -80,6 +80,9 @@ void rd_kafka_AclBinding_destroy(void *acl);
 void rd_kafka_CreateAcls(rd_kafka_t *rk, void **list, size_t n, const rd_kafka_AdminOptions_t *o, rd_kafka_queue_t *q);
 rd_kafka_mock_cluster_t *rd_kafka_mock_cluster_new(rd_kafka_t *rk, int brokers);
 const char *rd_kafka_mock_cluster_bootstraps(const rd_kafka_mock_cluster_t *c);
+int rd_kafka_mock_broker_set_down(rd_kafka_mock_cluster_t *c, int32_t broker);
+int rd_kafka_mock_broker_set_up(rd_kafka_mock_cluster_t *c, int32_t broker);
+int rd_kafka_mock_broker_set_rtt(rd_kafka_mock_cluster_t *c, int32_t broker, int ms);
 void rd_kafka_mock_push_request_errors_array(rd_kafka_mock_cluster_t *c, int16_t api, size_t n, const int *errors);
 ]]
 
@@ -288,6 +291,17 @@ end
 --- The cluster answers the next requests of this API with these errors, one each.
 function M.mock_errors(mock, api, errors)
   C.rd_kafka_mock_push_request_errors_array(mock.cluster, api, #errors, ffi.new("int[?]", #errors, errors))
+end
+
+--- Its answers take so long.
+function M.mock_slow(mock, ms) C.rd_kafka_mock_broker_set_rtt(mock.cluster, 1, ms) end
+
+function M.mock_down(mock, down)
+  if down then
+    C.rd_kafka_mock_broker_set_down(mock.cluster, 1)
+  else
+    C.rd_kafka_mock_broker_set_up(mock.cluster, 1)
+  end
 end
 
 return M

@@ -1,7 +1,8 @@
 /* fallen.c - a consumer that has failed for good, in librdkafka's words: with a fatal error. What it had is
  * fenced, and another one is made in its place. The usual cause is a second process with the same
  * group.instance.id: the broker takes the newer one for the member. To join again would throw that one out,
- * and it us; so we ask who is in the group, and come back when the name is free. */
+ * and it us; so we ask who is in the group, and come back when the name is free. (Not by the admin API: see
+ * stranded.c.) */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,38 +21,30 @@ typedef struct looking {
 
 /* ---- on the thread ---- */
 
-static bool is_member(const rd_kafka_ConsumerGroupDescription_t *group, const char *instance) {
-    for (size_t i = 0; i < rd_kafka_ConsumerGroupDescription_member_count(group); i++) {
-        const char *name =
-            rd_kafka_MemberDescription_group_instance_id(rd_kafka_ConsumerGroupDescription_member(group, i));
-        if (name && strcmp(name, instance) == 0) return true;
-    }
-    return false;
+/* Brokers name a static member after its instance: "INSTANCE-UUID". */
+static bool is_named(const char *member, const char *instance) {
+    enum { UUID = 36 };
+    size_t len = strlen(instance);
+    return member && strlen(member) == len + 1 + UUID && strncmp(member, instance, len) == 0 &&
+           member[len] == '-';
 }
 
-static bool says_taken(rd_kafka_event_t *ev, const char *instance) {
-    rd_kafka_resp_err_t err = rd_kafka_event_error(ev);
-    if (err) return err != RD_KAFKA_RESP_ERR__UNSUPPORTED_FEATURE; /* nobody knows: ask again */
-    size_t n = 0;
-    const rd_kafka_ConsumerGroupDescription_t **groups =
-        rd_kafka_DescribeConsumerGroups_result_groups(rd_kafka_event_DescribeConsumerGroups_result(ev), &n);
-    return n && (rd_kafka_ConsumerGroupDescription_error(groups[0]) || is_member(groups[0], instance));
+static bool has_member(const struct rd_kafka_group_list *list, const char *instance) {
+    for (int i = 0; i < list->group_cnt; i++)
+        for (int k = 0; k < list->groups[i].member_cnt; k++)
+            if (is_named(list->groups[i].members[k].member_id, instance)) return true;
+    return false;
 }
 
 static void look(kafka_errand *e) {
     looking *l = (looking *)e;
-    char text[256];
-    const char *group = l->sub->group;
-    rd_kafka_queue_t *answers = rd_kafka_queue_new(l->rk);
-    rd_kafka_AdminOptions_t *options =
-        rd_kafka_AdminOptions_new(l->rk, RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS);
-    rd_kafka_AdminOptions_set_request_timeout(options, ASK_MS, text, sizeof text);
-    rd_kafka_DescribeConsumerGroups(l->rk, &group, 1, options, answers);
-    rd_kafka_event_t *ev = rd_kafka_queue_poll(answers, ASK_MS + 1000);
-    l->taken = !ev || says_taken(ev, l->sub->instance);
-    if (ev) rd_kafka_event_destroy(ev);
-    rd_kafka_AdminOptions_destroy(options);
-    rd_kafka_queue_destroy(answers);
+    const struct rd_kafka_group_list *list;
+    if (rd_kafka_list_groups(l->rk, l->sub->group, &list, ASK_MS)) {
+        l->taken = true; /* nobody knows: ask again */
+        return;
+    }
+    l->taken = has_member(list, l->sub->instance);
+    rd_kafka_group_list_destroy(list);
 }
 
 /* ---- on the loop ---- */

@@ -3,7 +3,11 @@
  * already: nobody but this group would ever handle them. A group has commits in every retry topic it has
  * read, so those tell which ones are its own; one in which something is left is read along with the others.
  * Looked at when the first partitions are there, and now and then: whoever still has the old configuration
- * may put something there. */
+ * may put something there.
+ *
+ * ListConsumerGroupOffsets would tell all of a group's commits at once. But requests of the admin API to a
+ * coordinator end the process when it was away for longer than they waited, and comes back (an assertion,
+ * 2.0: `eonce->refcnt > 0`). So the topics come from the metadata, and their commits as a consumer asks. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +15,7 @@
 #include "base/log.h"
 #include "drivers/kafka/kafka.h"
 
-enum { ASK_MS = 5000, AGAIN_MS = 10 * 60 * 1000, FAILED_MS = 10000 };
+enum { ASK_MS = 3000, AGAIN_MS = 10 * 60 * 1000, FAILED_MS = 3000 };
 
 typedef struct left_over {
     char *topic;
@@ -48,7 +52,7 @@ static bool is_read(const kafka_sub *s, const char *name) {
 
 static void count(looking *l, const rd_kafka_topic_partition_t *p) {
     int64_t low, high;
-    if (p->err || p->offset < 0 || !is_retry_topic(l->sub, p->topic) || is_read(l->sub, p->topic)) return;
+    if (p->err || p->offset < 0) return; /* the group has never read it */
     rd_kafka_resp_err_t err =
         rd_kafka_query_watermark_offsets(l->rk, p->topic, p->partition, &low, &high, ASK_MS);
     if (err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART || err == RD_KAFKA_RESP_ERR__UNKNOWN_PARTITION ||
@@ -69,35 +73,28 @@ static void count(looking *l, const rd_kafka_topic_partition_t *p) {
     mw_buf_add(&l->found, &one, sizeof one);
 }
 
-static void read_answer(looking *l, rd_kafka_event_t *ev) {
-    if ((l->err = rd_kafka_event_error(ev))) return;
-    size_t n = 0;
-    const rd_kafka_group_result_t **groups = rd_kafka_ListConsumerGroupOffsets_result_groups(
-        rd_kafka_event_ListConsumerGroupOffsets_result(ev), &n);
-    if (!n) return;
-    const rd_kafka_error_t *error = rd_kafka_group_result_error(groups[0]);
-    const rd_kafka_topic_partition_list_t *list = rd_kafka_group_result_partitions(groups[0]);
-    l->err = error ? rd_kafka_error_code(error) : RD_KAFKA_RESP_ERR_NO_ERROR;
-    for (int i = 0; list && i < list->cnt && !l->err; i++) count(l, &list->elems[i]);
+/* NULL, and why: nobody tells which topics there are. */
+static rd_kafka_topic_partition_list_t *former_topics(looking *l) {
+    const struct rd_kafka_metadata *all;
+    if ((l->err = rd_kafka_metadata(l->rk, 1, NULL, &all, ASK_MS))) return NULL;
+    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(0);
+    for (int i = 0; i < all->topic_cnt; i++) {
+        const struct rd_kafka_metadata_topic *t = &all->topics[i];
+        if (t->err || !is_retry_topic(l->sub, t->topic) || is_read(l->sub, t->topic)) continue;
+        for (int k = 0; k < t->partition_cnt; k++)
+            rd_kafka_topic_partition_list_add(list, t->topic, t->partitions[k].id);
+    }
+    rd_kafka_metadata_destroy(all);
+    return list;
 }
 
 static void look(kafka_errand *e) {
     looking *l = (looking *)e;
-    char text[256];
-    rd_kafka_queue_t *answers = rd_kafka_queue_new(l->rk);
-    rd_kafka_AdminOptions_t *options =
-        rd_kafka_AdminOptions_new(l->rk, RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS);
-    rd_kafka_AdminOptions_set_request_timeout(options, ASK_MS, text, sizeof text);
-    rd_kafka_ListConsumerGroupOffsets_t *all =
-        rd_kafka_ListConsumerGroupOffsets_new(l->sub->group, NULL); /* of every topic */
-    rd_kafka_ListConsumerGroupOffsets(l->rk, &all, 1, options, answers);
-    rd_kafka_event_t *ev = rd_kafka_queue_poll(answers, ASK_MS + 1000);
-    l->err = RD_KAFKA_RESP_ERR__TIMED_OUT;
-    if (ev) read_answer(l, ev);
-    if (ev) rd_kafka_event_destroy(ev);
-    rd_kafka_ListConsumerGroupOffsets_destroy(all);
-    rd_kafka_AdminOptions_destroy(options);
-    rd_kafka_queue_destroy(answers);
+    rd_kafka_topic_partition_list_t *list = former_topics(l);
+    if (!list) return;
+    if (list->cnt) l->err = rd_kafka_committed(l->rk, list, ASK_MS);
+    for (int i = 0; i < list->cnt && !l->err; i++) count(l, &list->elems[i]);
+    rd_kafka_topic_partition_list_destroy(list);
 }
 
 /* ---- on the loop ---- */
