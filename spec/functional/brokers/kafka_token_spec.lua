@@ -13,7 +13,7 @@ local tokens = require "spec.support.servers.tokens"
 C.mw_log_setup(0, 9)
 
 local LATE = supervised.late
-local LIFE = 4 -- seconds that a token lives
+local LIFE = 5 -- seconds that a token lives
 
 local MAIN = [[
 local mw = require "moonwire"
@@ -239,7 +239,7 @@ describe("an OAUTHBEARER token", function()
       clock.sleep(0.2)
     end
     local function arrive()
-      clock.until_(function() return s.trace:count "done" >= sent end, 40 * LATE, function()
+      clock.until_(function() return s.trace:count "done" >= sent end, 90 * LATE, function()
         return ("%d messages, %d came: %s"):format(sent, s.trace:count "done", s.child:stderr())
       end)
     end
@@ -291,7 +291,7 @@ describe("an OAUTHBEARER token", function()
     assert.equal(before, asked "old")
     arrive()
     -- A commit is answered before its marks stand in the partitions: readers see what it wrote a little later.
-    clock.until_(function() return #s.outside:messages "out" >= sent / 5 end, 40 * LATE, function()
+    clock.until_(function() return #s.outside:messages "out" >= sent / 5 end, 90 * LATE, function()
       return ("%d of %d published: %s"):format(#s.outside:messages "out", sent / 5, s.child:stderr():sub(-4000))
     end)
     assert.equal(0, (s.child:stop(20)), s.child:stderr())
