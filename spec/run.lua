@@ -67,7 +67,7 @@ local function busted(suite, extra)
   local dir = root .. "/spec/" .. suite
   if not any_spec(dir) then return { passed = 0, failed = 0, skipped = 0 } end
   local arguments, pattern = {}, "--pattern=_spec"
-  local output = "--output=" .. (os.getenv "MW_OUTPUT" or "plainTerminal")
+  local output = "--output=" .. (os.getenv "MW_OUTPUT" or "spec.support.output")
   for _, argument in ipairs(extra) do
     arguments[#arguments + 1] = argument
     if argument:find "^%-%-pattern" or argument == "-p" then pattern = nil end
