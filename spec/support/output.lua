@@ -1,4 +1,4 @@
--- output.lua - busted's plain output, and at the end the specs that took longest: a suite is as slow as we let it become.
+-- output.lua - busted's plain output, and at its end the specs that took longest: a suite is as slow as we let it be.
 local SHOWN, WORTH = 8, 5 -- seconds
 
 return function(options)
