@@ -41,6 +41,7 @@ describe("rabbitmq 4", function()
   --- The limit of 20 deliveries ---------------------------------------------------------------------------------------
 
   local DELIVERIES = 24
+  local OF_RABBITMQ_3 = '[{<<"x-queue-type">>, longstr, <<"quorum">>}, {<<"x-single-active-consumer">>, bool, true}]'
 
   it("loses nothing of a quorum queue by two dozen restarts of its reader", function()
     local h = new(contract.quorum_4)
@@ -64,6 +65,20 @@ describe("rabbitmq 4", function()
     h:publish(messages(1, 3))
     h:wait(function() return #h:dead() == 3 end, 20, "the dead letters")
     for _ = 1, DELIVERIES do assert.equal(3, #h:dead()) end
+  end)
+
+  -- What docs/brokers/rabbitmq.md says to do after an upgrade.
+  it("loses nothing of a quorum queue that RabbitMQ 3 made, where a policy takes its limit away", function()
+    local h = new(contract.quorum_4)
+    local server = rabbitmq.get "4"
+    server:declare(h.vhost, "in", OF_RABBITMQ_3)
+    local set = server:ctl("set_policy", "-p", h.vhost, "--apply-to", "quorum_queues", "moonwire", ".*",
+      '{"delivery-limit": -1}')
+    assert.equal(0, set.code, set.stderr)
+    h:publish(messages(1, 3))
+    for _ = 1, DELIVERIES do assert.equal(3, #h.broker:messages "in") end
+    h:start { handler = "function M.handle(msg) trace('done', msg) end" }
+    h:wait_for("done", 3)
   end)
 
   --- The history of dead letters --------------------------------------------------------------------------------------
