@@ -6,6 +6,7 @@
 --   is_empty(h, channel), messages(h, channel)  where a broker keeps what was handled: what no group has settled
 --   ready(h)  true when the group of the worker stands at the broker: it gets whatever comes from now on
 --   notes     seconds until the broker knows what a handler has begun
+--   missing() nil, or why there is no such broker here: one skip then, and no column in the matrix
 --   skip(case) why this entry does not run the case: it is there for a few only
 --   cannot(h, case)  nil, or why this broker cannot show the case
 --   refuse(h, n)  makes the broker refuse the next n publishes and settlements; leave it out where nothing can
@@ -54,13 +55,16 @@ local drivers = {
   require("spec.contract.rabbitmq").stream,
   require("spec.contract.rabbitmq").tls,
   require("spec.contract.rabbitmq").quorum_tls,
+  require("spec.contract.rabbitmq").classic_4,
+  require("spec.contract.rabbitmq").quorum_4,
   require "spec.contract.kafka",
   require("spec.contract.kafka").newest,
 }
 
 -- The same code on another server or through TLS: the whole list is run once, by the release build; sanitizers see what
 -- differs.
-local VARIANTS = { ["redis-tls"] = true, ["rabbitmq-tls"] = true, ["rabbitmq-quorum-tls"] = true, ["kafka-4"] = true }
+local VARIANTS = { ["redis-tls"] = true, ["rabbitmq-tls"] = true, ["rabbitmq-quorum-tls"] = true,
+                   ["rabbitmq-4"] = true, ["rabbitmq-4-quorum"] = true, ["kafka-4"] = true }
 local DIFFERS = { ["ack-crash"] = true, ["order-key"] = true, publish = true, ["any-bytes"] = true, takeover = true }
 
 if os.getenv("MOONWIRE_BIN"):find "asan" then

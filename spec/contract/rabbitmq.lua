@@ -1,4 +1,4 @@
--- rabbitmq.lua - the entries of RabbitMQ in drivers.lua: one server, a vhost for each case.
+-- rabbitmq.lua - the entries of RabbitMQ in drivers.lua: one server of a version, a vhost for each case.
 local clock = require "spec.support.wait"
 local rabbitmq = require "spec.support.servers.rabbitmq"
 
@@ -25,14 +25,16 @@ local function prepare_refusal(h, server)
   end
 end
 
+local function server_of(h) return rabbitmq.get(h.driver.server) end
+
 local function refuse(h)
-  rabbitmq.get():full(h.vhost, "^(" .. table.concat(REFUSING, "|") .. ")$", true)
+  server_of(h):full(h.vhost, "^(" .. table.concat(REFUSING, "|") .. ")$", true)
   h.refused_until = clock.now() + REFUSAL
 end
 
 local function end_refusal(h)
   if not h.refused_until or clock.now() < h.refused_until then return end
-  rabbitmq.get():full(h.vhost, nil, false)
+  server_of(h):full(h.vhost, nil, false)
   h.refused_until = nil
 end
 
@@ -41,16 +43,16 @@ local function entry(name, url, more)
     name = name,
     outside = true,
     url = function(h)
-      local server = rabbitmq.get()
+      local server = server_of(h)
       h.vhost = ("%s-%s"):format(name, h.name)
       server:vhost(h.vhost)
       prepare_refusal(h, server)
       return url(server, h.vhost)
     end,
-    version = function() return "RabbitMQ " .. rabbitmq.get():version() end,
+    version = function() return "RabbitMQ " .. rabbitmq.get(more and more.server):version() end,
     -- Twice: on its way from a delay queue back into its own a message is in neither for a moment.
     is_empty = function(h, channel)
-      local server = rabbitmq.get()
+      local server = server_of(h)
       end_refusal(h)
       if server:unsettled(h.vhost, channel) > 0 then return false end
       h:stay(0.03)
@@ -59,20 +61,21 @@ local function entry(name, url, more)
     -- Messages that wait for their time stand in queues beside it. Those that a worker has cannot be looked at: for
     -- each of them there is one without a name.
     messages = function(h, channel)
+      local server = server_of(h)
       end_refusal(h)
       local list = h.broker:messages(channel)
-      for _, tier in ipairs(rabbitmq.get():tiers(h.vhost, channel)) do
+      for _, tier in ipairs(server:tiers(h.vhost, channel)) do
         for _, m in ipairs(h.broker:messages(tier)) do list[#list + 1] = m end
       end
-      local left = rabbitmq.get():unsettled(h.vhost, channel)
+      local left = server:unsettled(h.vhost, channel)
       if left == 0 and #list == 0 then -- a quorum queue has been seen to count none of what a look just gave back
         h:stay(0.05)
-        left = rabbitmq.get():unsettled(h.vhost, channel)
+        left = server:unsettled(h.vhost, channel)
       end
       for _ = #list + 1, left do list[#list + 1] = { id = "?" } end
       return list
     end,
-    close = function(h) rabbitmq.get():drop_vhost(h.vhost) end,
+    close = function(h) server_of(h):drop_vhost(h.vhost) end,
     refuse = refuse,
     notes = 0.3,
     counts = "deaths", -- not a connection that a worker lost and has again
@@ -84,11 +87,31 @@ end
 
 local M = {}
 
-M.classic = entry("rabbitmq", function(server, vhost) return rabbitmq.url(server, vhost, "?heartbeat=1") end)
+local function classic_url(server, vhost) return rabbitmq.url(server, vhost, "?heartbeat=1") end
 
-M.quorum = entry("rabbitmq-quorum", function(server, vhost)
+local function quorum_url(server, vhost)
   return rabbitmq.url(server, vhost, "?heartbeat=1&queue_type=quorum&single_active=true")
-end, { few = 0.2, late = 4, notes = 0.6 }) -- each write of a quorum queue waits for the disk
+end
+
+M.classic = entry("rabbitmq", classic_url)
+
+-- Each write of a quorum queue waits for the disk.
+M.quorum = entry("rabbitmq-quorum", quorum_url, { few = 0.2, late = 4, notes = 0.6 })
+
+-- RabbitMQ 4 beside the system's; where that is one, the entries above have proved it.
+local function missing_4()
+  local home, why = rabbitmq.home "4"
+  return not home and why or nil
+end
+
+local function proved(by)
+  return function() return rabbitmq.same("4", "system") and "this system's RabbitMQ is 4: proved by " .. by or nil end
+end
+
+M.classic_4 = entry("rabbitmq-4", classic_url, { server = "4", missing = missing_4, skip = proved "rabbitmq" })
+
+M.quorum_4 = entry("rabbitmq-4-quorum", quorum_url, { few = 0.2, late = 4, notes = 0.6, server = "4",
+                                                      missing = missing_4, skip = proved "rabbitmq-quorum" })
 
 M.tls = entry("rabbitmq-tls", function(server, vhost)
   return rabbitmq.tls_url(server, vhost, "&heartbeat=1&max_priority=9")
@@ -138,7 +161,7 @@ end, {
   lacks = { priority = "a stream has none" },
   skip = function(case) return not ON_STREAMS[case.name] and "not repeated on streams" or nil end,
   is_empty = function(h, channel)
-    local server = rabbitmq.get()
+    local server = server_of(h)
     end_refusal(h)
     if channel ~= "in" then return server:unsettled(h.vhost, channel) == 0 end
     local count = server:stream_length(h.vhost, channel)
@@ -151,13 +174,13 @@ end, {
     return any and true or count == 0
   end,
   ready = function(h)
-    return rabbitmq.get():queue_exists(h.vhost, "mw.place.p@in") and mark_of(h, "p") ~= nil
+    return server_of(h):queue_exists(h.vhost, "mw.place.p@in") and mark_of(h, "p") ~= nil
   end,
   -- A stream cannot be looked at: for each message that is not done there is one without a name.
   messages = function(h, channel)
     end_refusal(h)
     if channel ~= "in" then return h.broker:messages(channel) end
-    local list, left = {}, rabbitmq.get():stream_length(h.vhost, channel) - (mark_of(h, "p") or 0)
+    local list, left = {}, server_of(h):stream_length(h.vhost, channel) - (mark_of(h, "p") or 0)
     for i = 1, left do list[i] = { id = "?" } end
     return list
   end,

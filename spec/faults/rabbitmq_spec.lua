@@ -221,23 +221,6 @@ describe("rabbitmq", function()
     end)
   end
 
-  -- RabbitMQ 4 drops what was delivered more than 20 times, unless the queue says otherwise.
-  it("loses nothing of a quorum queue by two dozen restarts of its reader", function()
-    local h = new(quorum())
-    h:publish(messages(3))
-    for _ = 1, 24 do
-      local before = h.trace:count "begun"
-      h:start { settings = 'order = "none", retry = { attempts = 1000 },',
-                handler = "function M.handle(msg) trace('begun', msg) mw.sleep(60) end" }
-      h:wait_for("begun", before + 1, 30) -- one at a time, when it is known that they had begun when a worker died
-      h:kill()
-    end
-    h:start { settings = 'order = "none", retry = { attempts = 1000, base = 0.01 },',
-              handler = "function M.handle(msg) trace('done', msg) end" }
-    h:wait_for("done", 3, 60)
-    h:wait_settled()
-  end)
-
   it("finds the message that kills also where two processes read side by side", function()
     local h = new()
     local workers = {}

@@ -11,8 +11,10 @@ C.mw_log_setup(0, 9)
 
 describe("examples/rabbitmq/demo", function()
   it("tells its stories on a broker of its own, and ends it", function()
-    local result = process.run { { cli.root .. "/examples/rabbitmq/demo" },
-                                 env = { MOONWIRE = cli.binary, BROKER_URL = false }, timeout = 200 }
+    local home = rabbitmq.home()
+    local env = { MOONWIRE = cli.binary, BROKER_URL = false, RABBITMQ_SERVER = home.bin .. "/rabbitmq-server" }
+    for name, value in pairs(home.env) do env[name] = value end
+    local result = process.run { { cli.root .. "/examples/rabbitmq/demo" }, env = env, timeout = 200 }
     local out = result.stdout
     assert.equal(0, result.code, out .. result.stderr)
     local function told(heading) return out:match("\n" .. heading .. "[^\n]*\n(.-)\n\n") or out end

@@ -1,11 +1,12 @@
--- rabbitmq.lua - a real rabbitmq-server for specs: one per test run, on free loopback ports, with its own epmd, cookie,
--- folders and certificates; plain and TLS listeners. It starts on first use (10 to 20 s) and ends with the spec
--- process.
+-- rabbitmq.lua - a real rabbitmq-server for specs: one of a version per test run, on free loopback ports, with its own
+-- epmd, cookie, folders and certificates; plain and TLS listeners. It starts on first use (10 to 20 s) and ends with
+-- the spec process. With MW_RABBITMQ=4 all specs use RabbitMQ 4 instead of the system's.
 --
 -- Specs look into it and hurt it through eval(): a listener inside the node that evaluates Erlang. rabbitmqctl would do
 -- the same, but takes a second of CPU each time, and a spec asks hundreds of times.
 local ffi = require "ffi"
 local process = require "spec.support.process"
+local versions = require "spec.support.servers.rabbitmq_versions"
 local wait = require "spec.support.wait"
 
 ffi.cdef [[
@@ -20,7 +21,6 @@ int mwt_rabbit_close(int fd) __asm__("close");
 local C = ffi.C
 local MSG_NOSIGNAL, EINTR = 0x4000, 4
 local START_LIMIT = 90
-local SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 
 local M = {}
 
@@ -254,28 +254,32 @@ local function write(path, text)
   file:close()
 end
 
+local ARGUMENTS = '+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none -start_epmd false -eval file:eval("%s/evaluator")'
+
 local function environment(self)
   local dir = self.dir
-  return {
+  local env = {
     HOME = dir, RABBITMQ_NODENAME = self.node, RABBITMQ_NODE_IP_ADDRESS = "127.0.0.1", RABBITMQ_NODE_PORT = self.port,
     RABBITMQ_DIST_PORT = self.dist_port, RABBITMQ_MNESIA_BASE = dir .. "/mnesia", RABBITMQ_LOG_BASE = dir .. "/log",
     RABBITMQ_ENABLED_PLUGINS_FILE = dir .. "/plugins", RABBITMQ_CONFIG_FILE = dir .. "/rabbitmq.conf",
     RABBITMQ_PID_FILE = dir .. "/pid", ERL_EPMD_PORT = self.epmd_port, ERL_EPMD_ADDRESS = "127.0.0.1",
-    RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS = "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none -eval file:eval(\"" .. dir ..
-      "/evaluator\")", LANG = "C.UTF-8",
+    RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS = ARGUMENTS:format(dir), LANG = "C.UTF-8",
     RUNNING_UNDER_SYSTEMD = 1, -- the script becomes the node: it dies with us, and its pid is the child's
   }
+  for name, value in pairs(self.home.env) do env[name] = value end
+  return env
 end
 
 -- rabbitmqctl against this server, for what eval() should not imitate.
 function Server:ctl(...)
-  return process.run { { "/usr/lib/rabbitmq/bin/rabbitmqctl", "-q", ... }, env = environment(self), timeout = 60 }
+  return process.run { { self.home.bin .. "/rabbitmqctl", "-q", ... }, env = environment(self), timeout = 60 }
 end
 
 function Server:start()
   local log = self.dir .. "/out"
   self.epmd = process.spawn { { "epmd", "-port", self.epmd_port, "-address", "127.0.0.1" }, stdout = log, stderr = log }
-  self.child = process.spawn { { SERVER }, env = environment(self), stdout = log, stderr = log }
+  self.child = process.spawn { { self.home.bin .. "/rabbitmq-server" }, env = environment(self), stdout = log,
+    stderr = log }
   wait.until_(function()
     if not self.child:alive() then error "it ended" end
     return ask(self.eval_port, "rabbit:is_running().") == "true" and ask(self.eval_port,
@@ -291,10 +295,9 @@ end
 
 function Server:signal(sig) self.child:kill(sig) end
 
-local function new_once()
-  if not process.which(SERVER) then error("there is no rabbitmq-server here (Debian package: rabbitmq-server)", 0) end
+local function new_once(home)
   local dir = process.tmpdir()
-  local self = setmetatable({ dir = dir, port = process.free_port(), tls_port = process.free_port(),
+  local self = setmetatable({ home = home, dir = dir, port = process.free_port(), tls_port = process.free_port(),
                               dist_port = process.free_port(), epmd_port = process.free_port(),
                               eval_port = process.free_port() }, Server)
   self.node = ("mw%d@localhost"):format(self.port)
@@ -309,22 +312,32 @@ local function new_once()
 end
 
 -- Other runs start servers at the same time, and one of them may be faster at a port: then again, on other ports.
-local function new()
+local function new(home)
   for _ = 1, 2 do
-    local ok, server = pcall(new_once)
+    local ok, server = pcall(new_once, home)
     if ok then return server end
     io.stderr:write("NOTE: rabbitmq-server did not start, and is tried again: ", tostring(server), "\n")
   end
-  return new_once()
+  return new_once(home)
 end
 
--- The server of this test run. busted reloads modules between spec files, so it stands in the registry.
-function M.get()
-  local registry = debug.getregistry()
-  local server = registry["moonwire.spec.rabbitmq"]
+local function wanted(version) return versions.which(version or os.getenv "MW_RABBITMQ" or "system") end
+
+function M.same(one, other) return versions.which(one) == versions.which(other) end
+
+-- Where a server of that version is, or of the one that specs use; nil and why there is none.
+function M.home(version) return versions.find(wanted(version)) end
+
+-- The server of this test run, the system's or the one of version "4". busted reloads modules between spec files, so it
+-- stands in the registry.
+function M.get(version)
+  version = wanted(version)
+  local registry, name = debug.getregistry(), "moonwire.spec.rabbitmq " .. version
+  local server = registry[name]
   if not server or not server.child:alive() then -- a spec file before this one may have ended what it started
-    server = new()
-    registry["moonwire.spec.rabbitmq"] = server
+    local home, why = versions.find(version)
+    server = new(home or error(why, 0))
+    registry[name] = server
   end
   return setmetatable(server, Server)
 end
