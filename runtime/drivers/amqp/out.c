@@ -188,6 +188,7 @@ void rmq_pump(rmq_conn *c) {
             end(c, p, false, &e);
             continue;
         }
+        if (rmq_target_recall(c, p)) continue;
         mw_parts parts;
         mw_message_parts(p->msg, &parts);
         put_publish(c, p, &parts);
@@ -226,6 +227,7 @@ static void out_up(void *owner) {
     rmq_conn *c = owner;
     mw_timer_stop(&c->patience);
     c->server = c->out->server;
+    c->server_minor = c->out->server_minor;
     c->told_down = false;
     if (!c->told_up) c->host->state(c->link, true, NULL);
     c->told_up = true;
