@@ -322,6 +322,7 @@ static void amqp_close(mw_conn *conn) {
     while (c->subs) rmq_sub_free(c->subs);
     rmq_looks_free(c);
     rmq_requests_free(c);
+    rmq_replier_close(c);
     rmq_out_close(c);
     rmq_targets_free(c);
     uint32_t at = 0;
@@ -337,6 +338,8 @@ static size_t amqp_peers(mw_conn *conn, mw_peer *out, size_t max) {
     rmq_conn *c = (rmq_conn *)conn;
     size_t n = 0;
     if (c->out && n < max) mw_stream_look(c->out->stream, "publisher", &out[n++]);
+    if (c->replier && c->replier->out && n < max)
+        mw_stream_look(c->replier->out->stream, "replies", &out[n++]);
     for (rmq_sub *s = c->subs; s && n < max; s = s->next)
         if (s->line) {
             mw_stream_look(s->line->stream, "consumer", &out[n]);

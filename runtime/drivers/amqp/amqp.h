@@ -9,6 +9,7 @@
  *   jobs.c       what is asked on the admin channel, one thing at a time
  *   targets.c    where publications go: queues that are declared first, exchanges
  *   tiers.c      where they wait for a delay
+ *   replies.c    replies to addresses that others gave us
  *   consume.c    a subscription
  *   tune.c       the way to its consumer: declare, compare, lock, prefetch
  *   flow.c       how much the broker may send ahead
@@ -149,6 +150,10 @@ struct rmq_conn {
     struct rmq_request *requests; /* request.c: they wait for a reply */
     bool wants_replies;
 
+    rmq_conn *replier; /* NULL: not needed yet */
+    bool replies;      /* this is one */
+    uint32_t alone;    /* of what waits, so many go one at a time */
+
     rmq_sub *subs;
     struct rmq_look *looking, *looks, **looks_end; /* browse.c */
     struct rmq_session *session;
@@ -182,6 +187,13 @@ void rmq_out_close(rmq_conn *c);
 void rmq_publish(mw_conn *conn, const mw_publication *list, size_t count);
 void rmq_fifo_push(rmq_fifo *f, rmq_pub *p);
 rmq_pub *rmq_fifo_pop(rmq_fifo *f);
+
+/* replies.c */
+bool rmq_is_direct_reply(const rmq_target *to, const char *key);
+rmq_conn *rmq_replier(rmq_conn *c);
+void rmq_replier_close(rmq_conn *c);
+/* The line is gone, with these under way: those that go again are taken out. */
+void rmq_replies_lost(rmq_conn *c, rmq_fifo *sent);
 
 /* jobs.c */
 extern const rmq_chan_events rmq_admin_events;
