@@ -8,6 +8,7 @@ local rabbitmq = require "spec.support.servers.rabbitmq"
 
 C.mw_log_setup(0, 9) -- the spec's own links lose their broker too
 
+local RETRY = 'order = "none", retry = { attempts = 5, backoff = "fixed", base = %g, jitter = 0 },'
 local DATED = "^mw%.delay%.%d%d%d%d%-%d%d%-%d%d%."
 
 describe("rabbitmq, delays:", function()
@@ -21,8 +22,8 @@ describe("rabbitmq, delays:", function()
   teardown(function() process.cleanup() end)
 
   local function new(options)
-    local h = harness.new(setmetatable({ url = function(h) return contract.url(h) .. (options or "&queue_type=quorum") end,
-                                         late = 2 }, { __index = contract }))
+    local function url(h) return contract.url(h) .. (options or "&queue_type=quorum") end
+    local h = harness.new(setmetatable({ url = url, late = 2 }, { __index = contract }))
     open[#open + 1] = h
     return h
   end
@@ -43,7 +44,7 @@ describe("rabbitmq, delays:", function()
 
   it("a retry of a quorum queue waits in a quorum queue, which keeps it until its queue has it", function()
     local h = new()
-    h:start { settings = 'order = "none", retry = { attempts = 5, backoff = "fixed", base = 1, jitter = 0 },', handler = [[
+    h:start { settings = RETRY:format(1), handler = [[
       function M.handle(msg)
         trace("try", msg, mw.now())
         if msg.attempt < 3 then error("later", 0) end
@@ -80,7 +81,7 @@ describe("rabbitmq, delays:", function()
 
   it("a message that waits survives a broker that is killed, and keeps its number", function()
     local h = new()
-    h:start { settings = 'order = "none", retry = { attempts = 5, backoff = "fixed", base = 6, jitter = 0 },', handler = [[
+    h:start { settings = RETRY:format(6), handler = [[
       function M.handle(msg)
         trace("try", msg)
         if msg.attempt < 2 then error("later", 0) end
@@ -133,8 +134,8 @@ describe("rabbitmq, delays:", function()
 
   it("a message that is tried again and again is in one of its queues at every moment", function()
     local h = new()
-    h:start { settings = 'order = "none", retry = { attempts = 10000, backoff = "fixed", base = 0.03, jitter = 0 },',
-              handler = [[function M.handle(msg) trace("try", msg) error("no", 0) end]] }
+    h:start { settings = (RETRY:format(0.03):gsub("attempts = 5", "attempts = 10000")), handler = [[
+      function M.handle(msg) trace("try", msg) error("no", 0) end]] }
     h:publish { { "x", id = "m1" } }
     h:wait_for("try", 3, 20)
     local looks, tries = 0, h.trace:count "try"
@@ -152,7 +153,7 @@ describe("rabbitmq, delays:", function()
       {<<"x-dead-letter-routing-key">>, longstr, <<"in">>}, {<<"x-message-ttl">>, signedint, 3000},
       {<<"x-expires">>, signedint, 126000}]]=])
     h.broker:publish("mw.delay.3000.in", { { "x", id = "old" } })
-    h:start { settings = 'order = "none", retry = { attempts = 5, backoff = "fixed", base = 3, jitter = 0 },', handler = [[
+    h:start { settings = RETRY:format(3), handler = [[
       function M.handle(msg)
         trace("try", msg)
         if msg.attempt < 2 then error("later", 0) end
@@ -167,8 +168,7 @@ describe("rabbitmq, delays:", function()
   it("a delay queue that is deleted is made again, for many at once", function()
     local h = new()
     local n = h:scaled(1000)
-    h:start { settings = 'order = "none", concurrency = 50, retry = { attempts = 5, backoff = "fixed", base = 0.5, jitter = 0 },',
-              handler = [[
+    h:start { settings = "concurrency = 50, " .. RETRY:format(0.5), handler = [[
       function M.handle(msg)
         trace("try", msg)
         if msg.attempt < 3 then error("later", 0) end

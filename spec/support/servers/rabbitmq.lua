@@ -141,8 +141,8 @@ function Server:count(vhost, queue) return count(self, vhost, queue, "Name == Wa
 -- The names of the queues where its delayed messages wait.
 function Server:tiers(vhost, channel)
   local names = {}
-  local answer = self:eval((MINE .. "[binary_to_list(Name) || {Name, _} <- Queues(), Tier(Name)]"):format(binary(channel),
-    binary(vhost)))
+  local answer = self:eval((MINE .. "[binary_to_list(Name) || {Name, _} <- Queues(), Tier(Name)]")
+    :format(binary(channel), binary(vhost)))
   for name in answer:gmatch '"(.-)"' do names[#names + 1] = name end
   return names
 end
