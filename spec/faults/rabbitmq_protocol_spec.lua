@@ -494,4 +494,21 @@ mw.pipeline "p" { from = broker:channel "in", handler = function(msg) mw.publish
     assert.equal(69, result.code, result.stderr)
     assert.matches("the broker blocks publishing: it has an alarm", result.stderr)
   end)
+
+  it("says which lines it could not publish while the broker has an alarm", function()
+    local h = new()
+    h:publish("q", { { "before", id = "m0" } })
+    server:alarm(true)
+    finally(function() server:alarm(false) end)
+    local result = process.run { { cli.binary, "publish", "--broker", h.url .. "&blocked_timeout=1", "--lines", "q" },
+                                 stdin = "one\ntwo\nthree\n", timeout = 20 }
+    assert.equal(69, result.code, result.stderr)
+    assert.matches("the broker blocks publishing: it has an alarm", result.stderr)
+    server:alarm(false)
+    -- Whether the broker has what was written before it blocked us nobody knows; but nothing was said to be there.
+    assert.is_nil(result.stdout:find("%d"), result.stdout)
+    result = process.run { { cli.binary, "publish", "--broker", h.url, "--lines", "q" }, stdin = "four\nfive\n",
+                           timeout = 20 }
+    assert.equal(0, result.code, result.stderr)
+  end)
 end)
