@@ -87,27 +87,20 @@ local M = {}
 
 M.classic = entry("rabbitmq", function(server, vhost) return rabbitmq.url(server, vhost, "?heartbeat=1") end)
 
+-- Each write of a quorum queue waits for the disk.
+local QUORUM = { few = 0.2, late = 4, notes = 0.6, never_between = true }
+
 M.quorum = entry("rabbitmq-quorum", function(server, vhost)
   return rabbitmq.url(server, vhost, "?heartbeat=1&queue_type=quorum&single_active=true")
-end, { few = 0.2, late = 4, notes = 0.6, never_between = true }) -- each write of a quorum queue waits for the disk
+end, QUORUM)
 
 M.tls = entry("rabbitmq-tls", function(server, vhost)
   return rabbitmq.tls_url(server, vhost, "&heartbeat=1&max_priority=9")
 end, { lacks = { groups = LACKS.groups, start = LACKS.start } })
 
--- What quorum queues do otherwise: deliveries, acks, crashes, who reads. The rest has no part that is new over TLS.
-local QUORUM_TLS = {}
-for _, name in ipairs { "ack-stop", "ack-crash", "attempts-crash", "dead-whole", "order-key", "publish", "any-bytes",
-                        "drain", "fence", "takeover", "confirm-first", "dead-confirmed" } do
-  QUORUM_TLS[name] = true
-end
-
 M.quorum_tls = entry("rabbitmq-quorum-tls", function(server, vhost)
   return rabbitmq.tls_url(server, vhost, "&heartbeat=1&queue_type=quorum&single_active=true")
-end, {
-  few = 0.2, late = 4, notes = 0.6, never_between = true,
-  skip = function(case) return not QUORUM_TLS[case.name] and "proved by rabbitmq-quorum and rabbitmq-tls" or nil end,
-})
+end, QUORUM)
 
 local ON_STREAMS = {}
 for _, name in ipairs { "ack-stop", "ack-crash", "backoff-fixed", "attempts-crash", "backoff-crash", "dead-whole",
