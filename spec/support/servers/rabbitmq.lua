@@ -113,7 +113,7 @@ local MINE = [[
   Queues = fun() -> [{element(4, amqqueue:get_name(Q)), Q} || Q <- rabbit_amqqueue:list(%s)] end,
 ]]
 
-local function count(self, vhost, channel, of)
+local function sum(self, vhost, channel, of)
   return tonumber(self:eval((MINE .. [[
     Count = fun(Q) -> case amqqueue:get_type(Q) of
       rabbit_quorum_queue -> %% its figures of `info` are seconds old; one that is just being made has none
@@ -132,11 +132,11 @@ end
 -- Messages of a channel that are not settled, at this moment: ready and handed out, in its queue and in the queues
 -- where its delayed messages wait.
 function Server:unsettled(vhost, channel)
-  return count(self, vhost, channel, "Name == Wanted orelse Tier(Name)")
+  return sum(self, vhost, channel, "Name == Wanted orelse Tier(Name)")
 end
 
 -- Likewise, in this queue alone.
-function Server:count(vhost, queue) return count(self, vhost, queue, "Name == Wanted") end
+function Server:count(vhost, queue) return sum(self, vhost, queue, "Name == Wanted") end
 
 -- The names of the queues where its delayed messages wait.
 function Server:tiers(vhost, channel)
