@@ -118,6 +118,28 @@ describe("rabbitmq, losses:", function()
     h:wait_settled()
   end)
 
+  -- A quorum queue that is being made while its broker dies never has a leader.
+  it("messages that come again do not wait for a journal that does not answer", function()
+    local h = new "&queue_type=quorum"
+    local given = { settings = 'order = "none", timeout = 60,', handler = [[
+      function M.handle(msg)
+        trace("begin", msg)
+        if mw.shared.incr("begun", 1, 0) <= 2 then mw.sleep(60) end
+        trace("done", msg)
+      end]] }
+    local worker = h:start(given)
+    h:publish { { "x", id = "m1" }, { "x", id = "m2" } }
+    h:wait_for("begin", 2, 20)
+    h:wait(function() return server:queue_exists(h.vhost, "mw.journal.in") end, 20, "the journal")
+    h:stay(0.5)
+    server:suspend_queue(h.vhost, "mw.journal.in")
+    server:close_connections()
+    h:wait_for("done", 2, 40)
+    h:wait_settled("in", 20)
+    assert.matches("its queue does not answer[^\n]+mw.journal.in", worker.child:stderr())
+    h:kill()
+  end)
+
   it("the broker's consumer_timeout is told, and is no crash", function()
     local function set(name, value)
       return server:eval(([[Old = application:get_env(rabbit, %s), application:set_env(rabbit, %s, %s),

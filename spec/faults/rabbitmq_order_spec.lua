@@ -52,7 +52,7 @@ describe("rabbitmq, order of publishing:", function()
     local h = new(table.concat(names, ","))
     h:publish("other", numbered(1)) -- the connection is there
     for i, name in ipairs(names) do
-      server:make_stream_after(math.floor(i / 4), h.vhost, name)
+      server:make_after(math.floor(i / 4), h.vhost, name, "stream")
       h:publish(name, numbered(200))
     end
     for _, name in ipairs(names) do
@@ -60,6 +60,19 @@ describe("rabbitmq, order of publishing:", function()
       assert.equal(1, all[1], name)
       assert.equal(200, #all, name)
       assert_rising(all)
+    end
+  end)
+
+  it("a quorum queue that somebody is just making gets them in order, and refuses none", function()
+    local h = new(nil)
+    h:publish("other", numbered(1)) -- the connection is there
+    for i = 1, 16 do
+      local name = "q" .. i
+      server:make_after(math.floor(i / 4), h.vhost, name, "quorum")
+      h.broker:publish(name, numbered(50), 1)
+      local all = numbers(h.broker:messages(name, 50))
+      assert.equal(50, #all, name)
+      for k = 1, 50 do assert.equal(k, all[k], name) end
     end
   end)
 

@@ -183,6 +183,28 @@ describe("rabbitmq", function()
     assert.is_true(most <= 50 and most > 10, "unacknowledged: " .. most)
   end)
 
+  -- What the window lets in, and nothing more, however much there is.
+  for _, order in ipairs { "none", "key" } do
+    it("keeps little of a flood in memory, order = " .. order, function()
+      local h = new()
+      local size, count, each = 10000, 100, 100
+      for i = 1, count do
+        local list = {}
+        for k = 1, each do list[k] = { ("x"):rep(size), id = ("m%d.%d"):format(i, k), key = "k" .. k } end
+        h:publish(list)
+      end
+      local worker = h:start { settings = ([[order = %q, concurrency = 4, timeout = 600,
+                                 buffer = { count = 100, bytes = 1000000 },]]):format(order), handler = [[
+        function M.handle(msg) trace("begin", msg) mw.sleep(600) end]] }
+      h:wait_for("begin", 4, 30)
+      h:stay(3)
+      local peak = process.hwm(worker.child.pid) / 1e6
+      io.write(("\n  flood: %d MB, at most %.0f MB of memory\n"):format(size * count * each / 1e6, peak))
+      assert.is_true(peak < 40 * (harness.late > 1 and 8 or 1), peak .. " MB")
+      h:kill(worker)
+    end)
+  end
+
   local function quorum()
     return { url = function(h) return contract.url(h) .. "&queue_type=quorum" end }
   end

@@ -53,7 +53,7 @@ local function await(fn, seconds, what)
 end
 
 -- list: { { body, id =, key =, headers =, priority =, delay =, type = }, … }; all confirmed when it returns.
-function Broker:publish(channel, list)
+function Broker:publish(channel, list, tries)
   local left, failed = 0, nil
   local function ended(err)
     left = left - 1
@@ -65,10 +65,10 @@ function Broker:publish(channel, list)
       local made = assert(publish.message(m[1], { id = m.id, key = m.key, headers = m.headers, priority = m.priority,
                                                   type = m.type }))
       local ok, err, retryable
-      for try = 1, TRIES do -- a real broker may refuse one now and then
+      for try = 1, tries or TRIES do -- a real broker may refuse one now and then
         C.mw_message_ref(made)
         ok, err, retryable = publish.now(self.link, channel, made, m.delay)
-        if ok or not retryable or try == TRIES then break end
+        if ok or not retryable or try == (tries or TRIES) then break end
         async.sleep(0.1 * try)
       end
       C.mw_message_unref(made)

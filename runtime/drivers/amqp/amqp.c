@@ -34,6 +34,7 @@ void rmq_put_queue_declare(mw_buf *b, uint16_t channel, const char *queue, const
         put_text(b, "x-overflow", o->overflow);
         put_text(b, "x-dead-letter-exchange", o->dead_exchange);
         put_text(b, "x-dead-letter-routing-key", o->dead_key);
+        put_text(b, "x-dead-letter-strategy", o->dead_strategy);
         put_positive(b, "x-max-priority", o->max_priority);
         put_positive(b, "x-message-ttl", o->ttl_ms);
         put_positive(b, "x-expires", o->expires_ms);
@@ -71,16 +72,17 @@ void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue
     rmq_put_queue_declare(b, channel, queue, rmq_options_of(c, queue), passive);
 }
 
-/* RabbitMQ 4 drops a message of a quorum queue at its 21st delivery, if there is no dead-letter exchange:
- * after so many restarts of its readers it would be lost. Who wants that says so. */
+bool rmq_is_quorum(const rmq_queue_options *o) { return o->type && strcmp(o->type, "quorum") == 0; }
+
+/* RabbitMQ 4 gives a message of a quorum queue up at its 21st delivery, to the dead-letter exchange, or
+ * without one for good: after so many restarts of its readers it would be lost. Who wants that says so. */
 void rmq_unlimit(const rmq_conn *c, rmq_queue_options *o) {
-    bool quorum = o->type && strcmp(o->type, "quorum") == 0;
-    if (quorum && c->server >= 4 && o->delivery_limit < 0 && !o->dead_exchange) o->delivery_limit = UNLIMITED;
+    if (rmq_is_quorum(o) && c->server >= 4 && o->delivery_limit < 0) o->delivery_limit = UNLIMITED;
 }
 
 static void put_own_queue(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue) {
     rmq_queue_options o = *rmq_options_of(c, queue);
-    rmq_unlimit(c, &o);
+    if (!o.dead_exchange) rmq_unlimit(c, &o);
     rmq_put_queue_declare(b, channel, queue, &o, false);
 }
 
@@ -320,6 +322,7 @@ static void amqp_close(mw_conn *conn) {
     while (c->subs) rmq_sub_free(c->subs);
     rmq_looks_free(c);
     rmq_requests_free(c);
+    rmq_replier_close(c);
     rmq_out_close(c);
     rmq_targets_free(c);
     uint32_t at = 0;
@@ -335,6 +338,8 @@ static size_t amqp_peers(mw_conn *conn, mw_peer *out, size_t max) {
     rmq_conn *c = (rmq_conn *)conn;
     size_t n = 0;
     if (c->out && n < max) mw_stream_look(c->out->stream, "publisher", &out[n++]);
+    if (c->replier && c->replier->out && n < max)
+        mw_stream_look(c->replier->out->stream, "replies", &out[n++]);
     for (rmq_sub *s = c->subs; s && n < max; s = s->next)
         if (s->line) {
             mw_stream_look(s->line->stream, "consumer", &out[n]);

@@ -7,7 +7,9 @@
  *   amqp.c       the driver: URL, open, close, what it can do
  *   out.c        publishing: confirms, returns, back-pressure
  *   jobs.c       what is asked on the admin channel, one thing at a time
- *   targets.c    where publications go: queues that are declared first, exchanges, delay tiers
+ *   targets.c    where publications go: queues that are declared first, exchanges
+ *   tiers.c      where they wait for a delay
+ *   replies.c    replies to addresses that others gave us
  *   consume.c    a subscription
  *   tune.c       the way to its consumer: declare, compare, lock, prefetch
  *   flow.c       how much the broker may send ahead
@@ -37,7 +39,7 @@ typedef struct rmq_job rmq_job;
 /* ---- queues: how one is declared that is not there yet ---- */
 
 typedef struct rmq_queue_options {
-    char *type, *overflow, *dead_exchange, *dead_key;                                /* NULL: not given */
+    char *type, *overflow, *dead_exchange, *dead_key, *dead_strategy;                /* NULL: not given */
     int64_t max_priority, ttl_ms, expires_ms, max_length, max_bytes, delivery_limit; /* 0 (-1): not given */
     bool single_active, lazy;
     bool transient, exclusive, auto_delete; /* transient: not durable */
@@ -50,7 +52,7 @@ struct rmq_pub { /* one message on its way; embed it, it is yours again in `done
     rmq_pub *next;
     rmq_target *to;
     mw_message *msg; /* referenced until `done` */
-    char *key;       /* to an exchange: the routing key */
+    char *key;       /* the routing key, where the target has more than one: an exchange, a tier */
     rmq_stamp stamp;
     uint64_t place;         /* publications of a connection, counted: to one target they go in this order */
     uint8_t tries;          /* how often it came back, and was sent again */
@@ -80,9 +82,14 @@ struct rmq_target {
         RMQ_THERE
     } state;
     rmq_conn *conn;
-    mw_timer again;     /* UNREADY */
-    uint64_t since;     /* TIER: when it was declared last */
-    int64_t ttl_ms;     /* TIER */
+    mw_timer again;       /* UNREADY */
+    struct {              /* TIER */
+        const char *home; /* the queue that its messages return to; inside of `name` */
+        char *queue;      /* the one they wait in now */
+        uint64_t since;   /* when that was declared last */
+        int64_t ttl_ms;
+        bool quorum;
+    } tier;
     uint32_t under_way; /* publications among `ready` or sent */
     rmq_fifo waiting;   /* until it is there, by place */
     rmq_target *next_same_hash;
@@ -123,7 +130,8 @@ struct rmq_conn {
     rmq_queue_options stream;
     mw_headers scratch;
     bool told_up, told_down;
-    int server; /* the broker's major version, once it is known */
+    int server, server_minor; /* the broker's version, once it is known */
+    bool told_old;            /* that it has no quorum queues for delays */
 
     rmq_line *out; /* made by the first publication */
     rmq_chan publish, admin, look;
@@ -142,6 +150,10 @@ struct rmq_conn {
     struct rmq_request *requests; /* request.c: they wait for a reply */
     bool wants_replies;
 
+    rmq_conn *replier; /* NULL: not needed yet */
+    bool replies;      /* this is one */
+    uint32_t alone;    /* of what waits, so many go one at a time */
+
     rmq_sub *subs;
     struct rmq_look *looking, *looks, **looks_end; /* browse.c */
     struct rmq_session *session;
@@ -154,6 +166,7 @@ bool rmq_is_stream(rmq_conn *c, const char *queue);
 void rmq_note_stream(rmq_conn *c, const char *queue); /* the broker said so */
 const rmq_queue_options *rmq_options_of(rmq_conn *c, const char *queue);
 void rmq_put_declare(mw_buf *b, rmq_conn *c, uint16_t channel, const char *queue, bool passive);
+bool rmq_is_quorum(const rmq_queue_options *o);
 void rmq_unlimit(const rmq_conn *c, rmq_queue_options *o); /* deliveries of one that is made */
 /* It is not there: what makes it, one synchronous method at a time, is more than one step where the project's
  * topology has exchanges and bindings for it. */
@@ -175,6 +188,13 @@ void rmq_publish(mw_conn *conn, const mw_publication *list, size_t count);
 void rmq_fifo_push(rmq_fifo *f, rmq_pub *p);
 rmq_pub *rmq_fifo_pop(rmq_fifo *f);
 
+/* replies.c */
+bool rmq_is_direct_reply(const rmq_target *to, const char *key);
+rmq_conn *rmq_replier(rmq_conn *c);
+void rmq_replier_close(rmq_conn *c);
+/* The line is gone, with these under way: those that go again are taken out. */
+void rmq_replies_lost(rmq_conn *c, rmq_fifo *sent);
+
 /* jobs.c */
 extern const rmq_chan_events rmq_admin_events;
 void rmq_job_add(rmq_conn *c, rmq_job *j);
@@ -184,17 +204,28 @@ void rmq_jobs_lost(rmq_conn *c, const mw_error *why); /* no line: each decides w
 rmq_target *rmq_target_get(rmq_conn *c, const char *channel);
 const char *rmq_routing_key(const char *channel); /* NULL: it is no exchange's */
 rmq_target *rmq_target_journal(rmq_conn *c, const char *name);
-rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, bool retry, mw_error *e);
+rmq_target *rmq_target_find(rmq_conn *c, const char *name);
+rmq_target *rmq_target_insert(rmq_conn *c, const char *name);
+bool rmq_is_exchange(const char *channel);
 void rmq_target_add(rmq_conn *c, rmq_pub *p); /* to c->ready when its target may have it, else it waits */
 /* It was confirmed, refused or given up, and p->done is next; routed: the broker has the queue. */
 void rmq_target_over(rmq_conn *c, rmq_pub *p, bool routed);
 void rmq_target_back(rmq_conn *c, rmq_pub *p); /* it was returned: once more, before those behind it */
 void rmq_target_unready(rmq_pub *p);           /* likewise, after a moment: the first one to it was refused */
-void rmq_targets_forget(rmq_conn *c);          /* the line was lost: ask again */
+bool rmq_target_recall(rmq_conn *c,
+                       rmq_pub *p);   /* true: it was kept too long, and waits for its target again */
+void rmq_targets_forget(rmq_conn *c); /* the line was lost: ask again */
 void rmq_targets_gather(rmq_conn *c, rmq_fifo *to); /* all that waits, also c->ready */
 bool rmq_targets_waiting(rmq_conn *c);
 void rmq_targets_free(rmq_conn *c);
+
+/* tiers.c */
+rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, bool retry, mw_error *e);
+void rmq_put_tier(mw_buf *b, rmq_conn *c, rmq_target *t); /* declares the queue of this moment */
+bool rmq_tier_is_stale(const rmq_conn *c, const rmq_target *t);
 int64_t rmq_tier(int64_t delay_ms, bool retry); /* the TTL of the queue for this delay */
+/* The queue for it; wall_ms: of a quorum queue's, else -1. */
+void rmq_tier_name(char *out, size_t size, int64_t ttl_ms, int64_t wall_ms, const char *home);
 
 /* ---- subscriptions ---- */
 

@@ -17,6 +17,7 @@ static void up(void *owner) {
     if (s->without) rmq_journal_silence(s->journal, false); /* whoever had it may be gone */
     s->without = false;
     s->conn->server = s->line->server;
+    s->conn->server_minor = s->line->server_minor;
     if (!s->conn->told_up) s->host->state(s->conn->link, true, NULL);
     s->conn->told_up = true;
     s->conn->told_down = false;

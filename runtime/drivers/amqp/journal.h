@@ -32,7 +32,7 @@ struct rmq_journal {
     mw_timer tidy;
     void (*quiet)(rmq_sub *s);
     mw_timer quiet_limit;
-    mw_timer look;
+    mw_timer look; /* until it is asked again, or was not answered */
     uint32_t looks;
 };
 

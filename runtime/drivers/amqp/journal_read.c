@@ -1,13 +1,29 @@
 /* journal_read.c - how a consumer learns what the one before it has noted: it gets the one message of the
  * journal's queue, over its own line, and gives it back. The notes belong to journal.c; what it knows already
  * is newer than what is read. */
+#include "base/log.h"
 #include "drivers/amqp/journal.h"
 
-enum { LOOKS = 15, LOOK_MS = 200 };
+enum { LOOKS = 15, LOOK_MS = 200, ANSWER_MS = 10000 };
+
+/* A quorum queue that was just being made when its broker died has no leader, ever, and a get waits for one.
+ * The messages must not wait for it, too. A stream cannot be read without its place. */
+static void no_answer(mw_timer *t) {
+    rmq_journal *j = mw_container_of(t, rmq_journal, look);
+    if (j->state != READING || j->sub->place) return;
+    mw_log_begin(MW_ERROR, "going on without the record of what was begun and failed: its queue does not "
+                           "answer; if it has no leader, delete it and start again");
+    mw_log_text("queue", j->name);
+    mw_log_end();
+    rmq_journal_silence(j, true);
+    j->state = READ;
+    rmq_sub_pump(j->sub);
+}
 
 static void look(rmq_journal *j) {
     rmq_put_queue_declare(rmq_line_out(j->sub->line), j->chan.id, j->name, NULL, true);
     rmq_line_send(j->sub->line);
+    mw_timer_start_real(j->sub->conn->loop, &j->look, ANSWER_MS, no_answer);
 }
 
 static void get(rmq_journal *j) {
@@ -22,6 +38,7 @@ static void get(rmq_journal *j) {
 
 static void read_over(rmq_journal *j) {
     j->state = READ;
+    mw_timer_stop(&j->look);
     if (j->version != j->written) rmq_journal_write_later(j);
     rmq_sub_pump(j->sub);
 }

@@ -75,6 +75,7 @@ static bool was_reply(const rmq_pub *p) {
 static void confirmed(rmq_conn *c, uint64_t seq, bool taken) {
     rmq_pub *p = take_sent(c, seq);
     if (!p) return;
+    if (c->alone) c->alone--;
     mw_error e;
     if (!taken && p->to->state == RMQ_TRYING && p->tries < TRIES) {
         rmq_target_unready(p);
@@ -175,6 +176,7 @@ static bool fits(rmq_conn *c, rmq_pub *p) {
 }
 
 static bool can_write(const rmq_conn *c) {
+    if (c->alone && c->next_seq != c->first_seq) return false;
     return c->out && c->confirming && !c->out->blocked && c->out->state == RMQ_READY &&
            !mw_stream_full(c->out->stream);
 }
@@ -188,6 +190,7 @@ void rmq_pump(rmq_conn *c) {
             end(c, p, false, &e);
             continue;
         }
+        if (rmq_target_recall(c, p)) continue;
         mw_parts parts;
         mw_message_parts(p->msg, &parts);
         put_publish(c, p, &parts);
@@ -226,6 +229,7 @@ static void out_up(void *owner) {
     rmq_conn *c = owner;
     mw_timer_stop(&c->patience);
     c->server = c->out->server;
+    c->server_minor = c->out->server_minor;
     c->told_down = false;
     if (!c->told_up) c->host->state(c->link, true, NULL);
     c->told_up = true;
@@ -307,6 +311,7 @@ static void publish_closed(rmq_chan *chan, int code, const mw_error *why) {
             rmq_fifo_push(&lost, p);
     }
     c->first_seq = c->next_seq = 1;
+    rmq_replies_lost(c, &lost);
     for (rmq_pub *p = lost.first; p; p = p->next) rmq_target_over(c, p, false);
     rmq_targets_forget(c);
     for (rmq_pub *p; (p = rmq_fifo_pop(&lost));) rmq_finish(p, &e);
@@ -376,6 +381,12 @@ void rmq_send(rmq_conn *c, rmq_pub *p, const char *channel, int64_t delay_ms, bo
         delay_ms > 0 ? rmq_target_tier(c, channel, delay_ms, retry, &e) : rmq_target_get(c, channel);
     const char *key = rmq_routing_key(channel);
     p->key = key ? strdup(key) : NULL;
+    if (to && rmq_is_direct_reply(to, key)) {
+        rmq_conn *r = rmq_replier(c);
+        rmq_send_to(r, p, rmq_target_get(r, channel));
+        rmq_pump(r);
+        return;
+    }
     if (to) {
         rmq_send_to(c, p, to);
         return;

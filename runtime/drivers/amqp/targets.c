@@ -2,28 +2,25 @@
  * when it is missing: what the broker cannot route is lost, or comes back as an error. The first one then
  * goes ahead alone, and the others when it is confirmed: a queue that somebody is just making can be found
  * before it takes messages, and a stream mixes up those that came meanwhile. What is returned, or refused at
- * the very first, goes again, before what was published later. An exchange is only looked for. A delay is a
- * queue whose messages expire after it and fall back into their queue ("tier"): one per queue and delay, made
- * when it is needed and removed by the broker when it is idle. Never a TTL per message: that waits behind
- * longer ones. */
-#include <inttypes.h>
+ * the very first, goes again, before what was published later. An exchange is only looked for. Delays:
+ * tiers.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "drivers/amqp/amqp.h"
 
-enum { TIER_FRESH_MS = 30000, TIER_SPARE_MS = 120000, UNREADY_MS = 20 };
-#define DELAY_MAX ((int64_t)UINT32_MAX - TIER_SPARE_MS)
+enum { UNREADY_MS = 20 };
 
 typedef struct declaration { /* the job that finds or makes a target's queue */
     rmq_job job;
     rmq_target *target;
+    bool home; /* of a tier: first the queue that its messages return to; they would be lost without it */
     bool make;
     uint32_t made; /* steps */
 } declaration;
 
-static rmq_target *find(rmq_conn *c, const char *name) {
+rmq_target *rmq_target_find(rmq_conn *c, const char *name) {
     rmq_target *t = mw_map_get(&c->targets, mw_hash64(name, strlen(name)));
     while (t && strcmp(t->name, name) != 0) t = t->next_same_hash;
     return t;
@@ -31,9 +28,9 @@ static rmq_target *find(rmq_conn *c, const char *name) {
 
 /* "\1exchange\2key": lua/moonwire/internal/config/exchange.lua writes it; "\3" instead of "\1": not
  * mandatory. One target for all keys: they are without number. */
-static bool is_exchange(const char *channel) { return channel[0] == '\1' || channel[0] == '\3'; }
+bool rmq_is_exchange(const char *channel) { return channel[0] == '\1' || channel[0] == '\3'; }
 
-static rmq_target *insert(rmq_conn *c, const char *name) {
+rmq_target *rmq_target_insert(rmq_conn *c, const char *name) {
     uint64_t hash = mw_hash64(name, strlen(name));
     rmq_target *t = calloc(1, sizeof *t);
     if (!t || !(t->name = strdup(name))) abort();
@@ -51,19 +48,19 @@ static bool is_brokers_own(const char *channel) { return strncmp(channel, "amq."
 
 const char *rmq_routing_key(const char *channel) {
     if (is_brokers_own(channel)) return channel;
-    const char *key = is_exchange(channel) ? strchr(channel, '\2') : NULL;
+    const char *key = rmq_is_exchange(channel) ? strchr(channel, '\2') : NULL;
     return key ? key + 1 : NULL;
 }
 
 rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
     char name[300];
     if (is_brokers_own(channel)) channel = "\3"; /* the default exchange, not mandatory */
-    size_t len = is_exchange(channel) ? strcspn(channel, "\2") : strlen(channel);
+    size_t len = rmq_is_exchange(channel) ? strcspn(channel, "\2") : strlen(channel);
     snprintf(name, sizeof name, "%.*s", (int)len, channel);
-    rmq_target *t = find(c, name);
+    rmq_target *t = rmq_target_find(c, name);
     if (t) return t;
-    t = insert(c, name);
-    if (is_exchange(channel)) {
+    t = rmq_target_insert(c, name);
+    if (rmq_is_exchange(channel)) {
         t->kind = RMQ_TO_EXCHANGE;
         t->mandatory = channel[0] == '\1';
         t->exchange = t->name + 1;
@@ -75,59 +72,10 @@ rmq_target *rmq_target_get(rmq_conn *c, const char *channel) {
 
 static bool is_asked_for(const rmq_target *t) { return t->kind != RMQ_TO_EXCHANGE || *t->exchange; }
 
-/* Ten steps for each power of ten: few queues for delays with jitter, and the usual numbers exactly. */
-int64_t rmq_tier(int64_t delay_ms, bool retry) {
-    static const int64_t steps[] = {100, 125, 160, 200, 250, 300, 400, 500, 600, 800, 1000};
-    if (delay_ms < 10) return 10;
-    int64_t scale = 1;
-    while (delay_ms > 1000 * scale) scale *= 10;
-    if (!retry) { /* a wish for a delay is kept to 1 % */
-        int64_t step = scale < 10 ? 1 : scale;
-        return (delay_ms + step - 1) / step * step;
-    }
-    if (delay_ms < 100) return (delay_ms + 9) / 10 * 10;
-    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
-        if (steps[i] * scale >= delay_ms) return steps[i] * scale;
-    return delay_ms;
-}
-
-rmq_target *rmq_target_tier(rmq_conn *c, const char *channel, int64_t delay_ms, bool retry, mw_error *e) {
-    if (delay_ms > DELAY_MAX) {
-        mw_fail(e, MW_EUSAGE, false, "a delay of %" PRId64 " s is more than RabbitMQ can keep (49 days)",
-                delay_ms / 1000);
-        return NULL;
-    }
-    if (is_exchange(channel)) {
-        mw_fail(e, MW_EUSAGE, false,
-                "a delay needs a queue to come back to: publish to the queue, not to the exchange");
-        return NULL;
-    }
-    if (c->declare == RMQ_DECLARE_PASSIVE) {
-        mw_fail(e, MW_EUSAGE, false,
-                "a delay needs a queue for it to be declared, and the URL says declare=passive");
-        return NULL;
-    }
-    int64_t ttl = rmq_tier(delay_ms, retry);
-    char name[400];
-    snprintf(name, sizeof name, "mw.delay.%" PRId64 ".%s", ttl, channel);
-    if (strlen(name) > 255) {
-        mw_fail(e, MW_EUSAGE, false, "the name of queue \"%s\" is too long for one to delay its messages",
-                channel);
-        return NULL;
-    }
-    rmq_target *t = find(c, name);
-    if (t) return t;
-    t = insert(c, name);
-    t->kind = RMQ_TO_TIER;
-    t->ttl_ms = ttl;
-    rmq_target_get(c, channel);
-    return t;
-}
-
 rmq_target *rmq_target_journal(rmq_conn *c, const char *name) {
-    rmq_target *t = find(c, name);
+    rmq_target *t = rmq_target_find(c, name);
     if (t) return t;
-    t = insert(c, name);
+    t = rmq_target_insert(c, name);
     t->kind = RMQ_TO_JOURNAL;
     return t;
 }
@@ -141,17 +89,6 @@ static void put_journal(mw_buf *b, const rmq_conn *c, const rmq_target *t) {
     rmq_put_queue_declare(b, RMQ_CHAN_ADMIN, t->name, &o, c->declare == RMQ_DECLARE_PASSIVE);
 }
 
-static void put_tier(mw_buf *b, const rmq_target *t) {
-    const char *queue = strchr(t->name + strlen("mw.delay."), '.') + 1;
-    rmq_queue_options o = {.ttl_ms = t->ttl_ms,
-                           .expires_ms = 2 * t->ttl_ms + TIER_SPARE_MS,
-                           .dead_exchange = "",
-                           .dead_key = (char *)(uintptr_t)queue,
-                           .delivery_limit = -1};
-    if (o.expires_ms > UINT32_MAX) o.expires_ms = UINT32_MAX;
-    rmq_put_queue_declare(b, RMQ_CHAN_ADMIN, t->name, &o, false);
-}
-
 /* A publish to one that is missing would cost the channel, and all others that are under way. */
 static void put_exchange(mw_buf *b, const rmq_target *t) {
     size_t f = rmq_method(b, RMQ_CHAN_ADMIN, RMQ_EXCHANGE_DECLARE);
@@ -163,18 +100,22 @@ static void put_exchange(mw_buf *b, const rmq_target *t) {
     rmq_frame_end(b, f);
 }
 
+static const char *name_of(const declaration *d) { return d->home ? d->target->tier.home : d->target->name; }
+
+static bool is_queue(const declaration *d) { return d->home || d->target->kind == RMQ_TO_QUEUE; }
+
 static void declaration_start(rmq_job *j, rmq_conn *c, mw_buf *out) {
     declaration *d = mw_container_of(j, declaration, job);
-    if (d->target->kind == RMQ_TO_TIER)
-        put_tier(out, d->target);
+    if (is_queue(d) && d->make)
+        rmq_put_make(out, c, RMQ_CHAN_ADMIN, name_of(d), d->made);
+    else if (is_queue(d))
+        rmq_put_declare(out, c, RMQ_CHAN_ADMIN, name_of(d), true);
+    else if (d->target->kind == RMQ_TO_TIER)
+        rmq_put_tier(out, c, d->target);
     else if (d->target->kind == RMQ_TO_EXCHANGE)
         put_exchange(out, d->target);
-    else if (d->target->kind == RMQ_TO_JOURNAL)
-        put_journal(out, c, d->target);
-    else if (d->make)
-        rmq_put_make(out, c, RMQ_CHAN_ADMIN, d->target->name, d->made);
     else
-        rmq_put_declare(out, c, RMQ_CHAN_ADMIN, d->target->name, true);
+        put_journal(out, c, d->target);
 }
 
 /* ---- who may go ---- */
@@ -196,6 +137,10 @@ static void wait_in_place(rmq_pub *p) {
 static void send_on(rmq_conn *c, rmq_pub *p) {
     p->under_way = true;
     p->to->under_way++;
+    if (p->to->kind == RMQ_TO_TIER) { /* it has another queue tomorrow, and this one may be returned then */
+        free(p->key);
+        if (!(p->key = strdup(p->to->key))) abort();
+    }
     rmq_fifo_push(&c->ready, p);
 }
 
@@ -206,13 +151,9 @@ static void go_on(rmq_conn *c, rmq_target *t) {
         send_on(c, rmq_fifo_pop(&t->waiting));
 }
 
-static bool is_stale(const rmq_conn *c, const rmq_target *t) {
-    return t->kind == RMQ_TO_TIER && mw_loop_real_ms(c->loop) - t->since > TIER_FRESH_MS;
-}
-
 void rmq_target_add(rmq_conn *c, rmq_pub *p) {
     rmq_target *t = p->to;
-    if (t->state == RMQ_THERE && is_stale(c, t)) t->state = RMQ_UNKNOWN;
+    if (t->state == RMQ_THERE && rmq_tier_is_stale(c, t)) t->state = RMQ_UNKNOWN;
     if (t->state == RMQ_THERE) {
         send_on(c, p);
         return;
@@ -261,6 +202,17 @@ void rmq_target_back(rmq_conn *c, rmq_pub *p) {
     go_on(c, t);
 }
 
+bool rmq_target_recall(rmq_conn *c, rmq_pub *p) {
+    rmq_target *t = p->to;
+    if (!rmq_tier_is_stale(c, t)) return false;
+    not_under_way(p);
+    wait_in_place(p);
+    call_back(c, t);
+    if (t->state == RMQ_THERE || t->state == RMQ_TRYING) t->state = RMQ_RETURNING;
+    go_on(c, t);
+    return true;
+}
+
 static void ask_again(mw_timer *timer) {
     rmq_target *t = mw_container_of(timer, rmq_target, again);
     if (t->state != RMQ_UNREADY) return;
@@ -279,8 +231,8 @@ void rmq_target_unready(rmq_pub *p) {
 }
 
 static void there(rmq_conn *c, rmq_target *t) {
-    t->state = t->kind == RMQ_TO_QUEUE ? RMQ_TRYING : RMQ_THERE;
-    t->since = mw_loop_real_ms(c->loop);
+    t->state = t->kind == RMQ_TO_QUEUE || t->tier.quorum ? RMQ_TRYING : RMQ_THERE;
+    t->tier.since = mw_loop_real_ms(c->loop);
     go_on(c, t);
     rmq_pump(c);
 }
@@ -292,13 +244,22 @@ static void not_there(rmq_target *t, const mw_error *why) {
     for (rmq_pub *p; (p = rmq_fifo_pop(&list));) rmq_finish(p, why);
 }
 
-static bool declaration_reply(rmq_job *j, rmq_conn *c, uint32_t method, rmq_reader *r) {
-    declaration *d = mw_container_of(j, declaration, job);
-    (void)method, (void)r;
-    if (d->make && ++d->made < rmq_make_steps(c, d->target->name)) return false;
+/* true: it was all, and d is gone. */
+static bool found(rmq_conn *c, declaration *d) {
+    if (d->home) {
+        d->home = d->make = false;
+        return false;
+    }
     there(c, d->target);
     free(d);
     return true;
+}
+
+static bool declaration_reply(rmq_job *j, rmq_conn *c, uint32_t method, rmq_reader *r) {
+    declaration *d = mw_container_of(j, declaration, job);
+    (void)method, (void)r;
+    if (d->make && ++d->made < rmq_make_steps(c, name_of(d))) return false;
+    return found(c, d);
 }
 
 /* It is there, with other arguments or for somebody else: good enough. */
@@ -316,23 +277,21 @@ static bool declaration_failed(rmq_job *j, rmq_conn *c, int code, const mw_error
         d->make = false;
         return false;
     }
-    bool ours = d->target->kind != RMQ_TO_EXCHANGE && !rmq_options_of(c, d->target->name)->exclusive;
-    if (code == 404 && !d->make && c->declare == RMQ_DECLARE_AUTO && ours) {
+    const char *name = name_of(d);
+    if (code == 404 && !d->make && is_queue(d) && c->declare == RMQ_DECLARE_AUTO &&
+        !rmq_options_of(c, name)->exclusive) {
         d->make = true;
         d->made = 0;
         return false;
     }
-    bool without = d->make && rmq_make_without(c, d->target->name, d->made, why);
-    if (without && ++d->made < rmq_make_steps(c, d->target->name)) return false;
-    if (without || is_there(code, why)) {
-        there(c, d->target);
-    } else {
-        mw_error e;
-        bool exchange = d->target->kind == RMQ_TO_EXCHANGE;
-        mw_fail(&e, MW_EUSAGE, true, "%s \"%s\": %s", exchange ? "exchange" : "queue",
-                exchange ? d->target->exchange : d->target->name, why->text);
-        not_there(d->target, &e);
-    }
+    bool without = d->make && rmq_make_without(c, name, d->made, why);
+    if (without && ++d->made < rmq_make_steps(c, name)) return false;
+    if (without || is_there(code, why)) return found(c, d);
+    mw_error e;
+    bool exchange = d->target->kind == RMQ_TO_EXCHANGE;
+    mw_fail(&e, MW_EUSAGE, true, "%s \"%s\": %s", exchange ? "exchange" : "queue",
+            exchange ? d->target->exchange : name, why->text);
+    not_there(d->target, &e);
     free(d);
     return true;
 }
@@ -345,6 +304,7 @@ static void ask(rmq_conn *c, rmq_target *t) {
     d->job.reply = declaration_reply;
     d->job.failed = declaration_failed;
     d->target = t;
+    d->home = t->kind == RMQ_TO_TIER;
     rmq_job_add(c, &d->job);
 }
 
@@ -396,6 +356,7 @@ bool rmq_targets_waiting(rmq_conn *c) {
 static void free_one(rmq_conn *c, rmq_target *t, void *to) {
     (void)c, (void)to;
     mw_timer_stop(&t->again);
+    free(t->tier.queue);
     free(t->name);
     free(t);
 }

@@ -110,27 +110,39 @@ local MINE = [[
   Wanted = %s,
   Tier = fun(Name) -> binary:match(Name, <<"mw.delay.">>) == {0, 9} andalso
     binary:longest_common_suffix([Name, <<".", Wanted/binary>>]) == byte_size(Wanted) + 1 end,
-  Queues = [{element(4, amqqueue:get_name(Q)), Q} || Q <- rabbit_amqqueue:list(%s)],
+  Queues = fun() -> [{element(4, amqqueue:get_name(Q)), Q} || Q <- rabbit_amqqueue:list(%s)] end,
 ]]
+
+local function sum(self, vhost, channel, of)
+  return tonumber(self:eval((MINE .. [[
+    Count = fun(Q) -> case amqqueue:get_type(Q) of
+      rabbit_quorum_queue -> %% its figures of `info` are seconds old; one that is just being made has none
+        Look = fun Look(Left) -> case ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:overview/1) of
+          {ok, {_, #{num_messages := N}}, _} -> N;
+          _ when Left > 0 -> timer:sleep(20), Look(Left - 1)
+        end end,
+        Look(100);
+      _ -> [{_, R}, {_, U}] = rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged]), R + U
+    end end,
+    Sum = fun() -> lists:sum([Count(Q) || {Name, Q} <- Queues(), %s]) end,
+    case Sum() of 0 -> Sum(); N -> N end %% one may have gone from a queue that comes later to one that was counted
+    ]]):format(binary(channel), binary(vhost), of)))
+end
 
 -- Messages of a channel that are not settled, at this moment: ready and handed out, in its queue and in the queues
 -- where its delayed messages wait.
 function Server:unsettled(vhost, channel)
-  return tonumber(self:eval((MINE .. [[
-    Count = fun(Q) -> case amqqueue:get_type(Q) of
-      rabbit_quorum_queue -> %% its figures of `info` are seconds old
-        {ok, {_, #{num_messages := N}}, _} = ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:overview/1), N;
-      _ -> [{_, R}, {_, U}] = rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged]), R + U
-    end end,
-    lists:sum([Count(Q) || {Name, Q} <- Queues, Name == Wanted orelse Tier(Name)])]])
-    :format(binary(channel), binary(vhost))))
+  return sum(self, vhost, channel, "Name == Wanted orelse Tier(Name)")
 end
+
+-- Likewise, in this queue alone.
+function Server:count(vhost, queue) return sum(self, vhost, queue, "Name == Wanted") end
 
 -- The names of the queues where its delayed messages wait.
 function Server:tiers(vhost, channel)
   local names = {}
-  local answer = self:eval((MINE .. "[binary_to_list(Name) || {Name, _} <- Queues, Tier(Name)]"):format(binary(channel),
-    binary(vhost)))
+  local answer = self:eval((MINE .. "[binary_to_list(Name) || {Name, _} <- Queues(), Tier(Name)]")
+    :format(binary(channel), binary(vhost)))
   for name in answer:gmatch '"(.-)"' do names[#names + 1] = name end
   return names
 end
@@ -141,10 +153,26 @@ function Server:queue_exists(vhost, name)
   return self:eval(("element(1, " .. FIND .. ")"):format(binary(vhost), binary(name))) == "ok"
 end
 
--- Begins to make a stream, after so many milliseconds. Making one takes long: meanwhile it can be found and not used.
-function Server:make_stream_after(ms, vhost, name)
+-- An argument that a queue was declared with: text, a number, or nil.
+function Server:argument(vhost, queue, name)
+  local answer = self:eval(("{ok, Q} = " .. FIND .. [=[, case lists:keyfind(%s, 1, amqqueue:get_arguments(Q)) of
+    {_, longstr, Text} -> binary_to_list(Text); {_, _, Value} -> Value; false -> none end]=]):format(binary(vhost),
+    binary(queue), binary(name)))
+  if answer == "none" then return nil end
+  return tonumber(answer) or answer:match '^"(.*)"$'
+end
+
+-- Sets a variable of the node's; its old value.
+function Server:setting(name, value)
+  return tonumber(self:eval(("{ok, Old} = application:get_env(rabbit, %s), application:set_env(rabbit, %s, %d), Old")
+    :format(name, name, value)))
+end
+
+-- Begins to make a queue, after so many milliseconds. Streams and quorum queues take long: meanwhile they can be found
+-- and not used.
+function Server:make_after(ms, vhost, name, type)
   self:eval(([[spawn(fun() -> timer:sleep(%d), rabbit_amqqueue:declare(rabbit_misc:r(%s, queue, %s), true, false,
-    [{<<"x-queue-type">>, longstr, <<"stream">>}], none, <<"spec">>) end)]]):format(ms, binary(vhost), binary(name)))
+    [{<<"x-queue-type">>, longstr, <<"%s">>}], none, <<"spec">>) end)]]):format(ms, binary(vhost), binary(name), type))
 end
 
 -- As soon as it has so many messages.
@@ -156,6 +184,17 @@ function Server:delete_queue_with(count, vhost, name)
     end end,
     Wait(),
     rabbit_amqqueue:delete(Q, false, false, <<"spec">>) end)]]):format(binary(vhost), binary(name), count))
+end
+
+-- A quorum queue that does not answer, as one does that has no leader.
+function Server:suspend_queue(vhost, name)
+  self:eval(("{ok, Q} = " .. FIND .. ", {Process, _} = amqqueue:get_pid(Q), sys:suspend(Process)"):format(binary(vhost),
+    binary(name)))
+end
+
+function Server:delete_queue(vhost, name)
+  self:eval(("{ok, Q} = " .. FIND .. ", rabbit_amqqueue:delete(Q, false, false, <<\"spec\">>)"):format(binary(vhost),
+    binary(name)))
 end
 
 function Server:declare(vhost, name, arguments)

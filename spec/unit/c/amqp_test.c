@@ -136,6 +136,13 @@ static void test_tiers(void) {
         CHECK(tier >= ms && tier <= ms + ms / 100 + 10);
     }
     CHECK(tiers < 60); /* a queue each, at most */
+    char name[300];
+    rmq_tier_name(name, sizeof name, 500, -1, "2026-01-02.in");
+    CHECK(strcmp(name, "mw.delay.500.2026-01-02.in") == 0);
+    rmq_tier_name(name, sizeof name, 500, 1767398399999, "in"); /* the last moment of a day */
+    CHECK(strcmp(name, "mw.delay.2026-01-02.500.in") == 0);
+    rmq_tier_name(name, sizeof name, 500, 1767398400000, "in");
+    CHECK(strcmp(name, "mw.delay.2026-01-03.500.in") == 0);
 }
 
 /* What is written is read again: the mark, what is done beyond it, and that it is not handed out twice. */

@@ -61,18 +61,27 @@ static void start_ok(rmq_line *l) {
     rmq_line_send(l);
 }
 
-static int major_version(rmq_reader properties) {
-    rmq_value v;
-    if (!rmq_table_find(properties, "version", &v) || v.type != 'S') return 0;
+static int number(rmq_str text, size_t *at) {
     int n = 0;
-    for (size_t i = 0; i < v.text.len && i < 4 && v.text.data[i] >= '0' && v.text.data[i] <= '9'; i++)
-        n = n * 10 + v.text.data[i] - '0';
+    for (size_t end = *at + 4; *at < text.len && *at < end; ++*at) {
+        if (text.data[*at] < '0' || text.data[*at] > '9') break;
+        n = n * 10 + text.data[*at] - '0';
+    }
     return n;
+}
+
+static void read_version(rmq_line *l, rmq_reader properties) {
+    rmq_value v;
+    size_t at = 0;
+    l->server = l->server_minor = 0;
+    if (!rmq_table_find(properties, "version", &v) || v.type != 'S') return;
+    l->server = number(v.text, &at);
+    if (at++ < v.text.len) l->server_minor = number(v.text, &at);
 }
 
 void rmq_line_started(rmq_line *l, rmq_reader *r) {
     rmq_u16(r); /* version: a broker that does not speak 0-9-1 sends its own greeting and closes */
-    l->server = major_version(rmq_table(r));
+    read_version(l, rmq_table(r));
     rmq_str mechanisms = rmq_long(r);
     const char *wanted = l->settings->external ? "EXTERNAL" : "PLAIN";
     if (r->bad) {

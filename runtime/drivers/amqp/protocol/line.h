@@ -79,7 +79,7 @@ struct rmq_line {
     const rmq_line_events *events;
     void *owner;
     enum { RMQ_AWAY, RMQ_GREETED, RMQ_TUNING, RMQ_OPENING, RMQ_READY, RMQ_LEAVING } state;
-    int server; /* RabbitMQ's major version; 0: it did not say */
+    int server, server_minor; /* RabbitMQ's version, as in 3.10; 0: it did not say */
     uint32_t frame_max;
     int64_t heartbeat_ms;
     bool blocked, refused; /* refused: the broker said that trying again cannot help (yet) */
