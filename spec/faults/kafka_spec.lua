@@ -96,13 +96,14 @@ local function storm(options, n, seconds)
   local chunk, turn, began = math.ceil(n / 100), 0, clock.now()
   local next_turn = began + 2
   while published < n do
-    if clock.now() - began > seconds * published / n then
+    local published_now = clock.now() - began > seconds * published / n
+    if published_now then
       h:publish(keyed(math.min(chunk, n - published), 1000, at))
       published = math.min(n, published + chunk)
     else
       h:stay(0.02)
     end
-    if clock.now() > next_turn then
+    if published_now and clock.now() > next_turn then -- while there is something to do
       turn = turn + 1
       local worker = table.remove(members, 1)
       if turn % 3 == 0 then
