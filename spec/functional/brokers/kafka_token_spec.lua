@@ -19,6 +19,7 @@ local MAIN = [[
 local mw = require "moonwire"
 local broker = mw.connect("%s", {
   ["security.protocol"] = "sasl_plaintext", ["sasl.mechanisms"] = "OAUTHBEARER", %s
+  ["queued.max.messages.kbytes"] = 1, -- the fetchers are woken for each message, which must not disturb the tokens
 })
 broker:topology { topics = { ["in"] = { partitions = 6 }, twice = {} } }
 mw.pipeline "p" { from = broker:channel "in", handler = "handlers.p" }
