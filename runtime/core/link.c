@@ -11,6 +11,7 @@
 struct mw_link {
     mw_loop *loop;
     const mw_driver *driver;
+    const mw_driver *face; /* whom it stands for, or NULL */
     mw_conn *conn;
     char *given, *shown;
     mw_url url;
@@ -82,6 +83,8 @@ void mw_link_close(mw_link *l) {
 }
 
 const mw_driver *mw_link_driver(const mw_link *l) { return l->driver; }
+void mw_link_stand_for(mw_link *l, const mw_driver *other) { l->face = other; }
+const mw_driver *mw_link_face(const mw_link *l) { return l->face ? l->face : l->driver; }
 mw_conn *mw_link_conn(const mw_link *l) { return l->conn; }
 const char *mw_link_key(const mw_link *l) { return l->given; }
 const char *mw_link_url(const mw_link *l) { return l->shown; }

@@ -39,6 +39,10 @@ int mw_link_open(mw_link *l, mw_error *e);                                  /* t
 void mw_link_close(mw_link *l); /* no pipeline uses it any more; NULL is fine */
 
 const mw_driver *mw_link_driver(const mw_link *l);
+/* In specs a memory broker stands for the project's own. What the own one cannot do must be refused there, too:
+ * `face` is the driver whose capabilities count when settings and publishes are checked. */
+void mw_link_stand_for(mw_link *l, const mw_driver *other);
+const mw_driver *mw_link_face(const mw_link *l);
 mw_conn *mw_link_conn(const mw_link *l);
 const char *mw_link_key(const mw_link *l); /* the address as given */
 const char *mw_link_url(const mw_link *l); /* without a password */

@@ -109,6 +109,7 @@ struct mw_link *mw_vm_link(struct mw_vm *vm, const char *url,
                            mw_failure *e); /* checks the address only; the same url is the same link */
 int mw_vm_link_open(struct mw_link *l, mw_failure *e);
 unsigned mw_vm_link_can(struct mw_link *l);
+void mw_vm_link_stand_for(struct mw_link *l, const char *scheme); /* specs: see core/link.h */
 const char *mw_link_url(const struct mw_link *l);
 const char *mw_link_absent(const struct mw_link *l);
 bool mw_link_hopeless(const struct mw_link *l);

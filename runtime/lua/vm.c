@@ -143,7 +143,8 @@ mw_link *mw_vm_link(mw_vm *vm, const char *url, mw_failure *e) {
 }
 
 int mw_vm_link_open(mw_link *l, mw_failure *e) { return mw_link_open(l, (mw_error *)e); }
-unsigned mw_vm_link_can(mw_link *l) { return mw_link_driver(l)->can; }
+unsigned mw_vm_link_can(mw_link *l) { return mw_link_face(l)->can; }
+void mw_vm_link_stand_for(mw_link *l, const char *scheme) { mw_link_stand_for(l, mw_driver_find(scheme)); }
 
 int mw_vm_token(mw_link *l, const char *token, const char *principal, double expires_ms,
                 const char *const *extensions, size_t extension_count, const char *failure, mw_failure *e) {

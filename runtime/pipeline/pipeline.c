@@ -28,8 +28,8 @@ static mw_subscription subscription_of(const mw_pipeline_spec *s, mw_source *sou
 }
 
 int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
-    unsigned can = mw_link_driver(s->from)->can;
-    const char *driver = mw_link_driver(s->from)->name;
+    unsigned can = mw_link_face(s->from)->can;
+    const char *driver = mw_link_face(s->from)->name;
     if (s->on_dead != MW_DEAD_CONTINUE && s->order == MW_ORDER_NONE)
         return mw_fail(e, MW_EUSAGE, false,
                        "on_dead holds keys, but order = \"none\" has none: set order = \"key\"");
@@ -71,9 +71,9 @@ int mw_pipeline_check(const mw_pipeline_spec *s, mw_error *e) {
         return mw_fail(e, MW_EUSAGE, false,
                        "handle_batch with order = \"source\" would get one message at a time: use order = "
                        "\"key\" or handle");
-    if (s->dedupe && !(mw_link_driver(s->dedupe)->can & MW_CAN_DEDUPE))
+    if (s->dedupe && !(mw_link_face(s->dedupe)->can & MW_CAN_DEDUPE))
         return mw_fail(e, MW_EUSAGE, false, "%s cannot keep dedupe records: name another store",
-                       mw_link_driver(s->dedupe)->name);
+                       mw_link_face(s->dedupe)->name);
     mw_subscription source = subscription_of(s, NULL);
     return mw_link_check(s->from, &source, e);
 }

@@ -96,13 +96,14 @@ local function storm(options, n, seconds)
   local chunk, turn, began = math.ceil(n / 100), 0, clock.now()
   local next_turn = began + 2
   while published < n do
-    if clock.now() - began > seconds * published / n then
+    local published_now = clock.now() - began > seconds * published / n
+    if published_now then
       h:publish(keyed(math.min(chunk, n - published), 1000, at))
       published = math.min(n, published + chunk)
     else
       h:stay(0.02)
     end
-    if clock.now() > next_turn then
+    if published_now and clock.now() > next_turn then -- while there is something to do
       turn = turn + 1
       local worker = table.remove(members, 1)
       if turn % 3 == 0 then
@@ -366,6 +367,34 @@ describe("kafka", function()
     -- a megabyte a partition, and one answer more for each; the process itself
     assert.is_true(peak < (partitions * 2 + 45) * (h.late > 1 and 8 or 1), peak .. " MB")
     h:kill(worker)
+  end)
+
+  -- When a partition's share is full, librdkafka before 2.2 looks a second later whether there is room again.
+  local function assert_flows(case, n, size)
+    local h = new(case)
+    for i = 1, n, 2000 do
+      local list = {}
+      for k = i, math.min(n, i + 1999) do list[#list + 1] = { ("x"):rep(size), id = "m" .. k, key = "hot" } end
+      h:publish(list)
+    end
+    h:start { settings = "order = 'none',", handler = [[
+      function M.handle(msg) trace("done", msg) end]] }
+    h:wait_for("done", n, 60)
+    local lines = h.trace:of "done"
+    local took = lines[#lines].time - lines[1].time
+    io.write(("\n  %s: %d messages of %d B in %.1f s\n"):format(case.name, n, size, took))
+    assert.is_true(took < 6 * h.late, ("%.1f s"):format(took))
+    h:stop()
+  end
+
+  it("reads on at once when the user's own limit of bytes is reached", function()
+    assert_flows({ name = "few-bytes", partitions = 1, options = "&queued.max.messages.kbytes=64"
+      .. "&max.partition.fetch.bytes=65536" }, 8000, 1000)
+  end)
+
+  it("reads on at once when the limit of messages is reached", function()
+    assert_flows({ name = "few-messages", partitions = 1, options = "&queued.min.messages=500"
+      .. "&max.partition.fetch.bytes=20000" }, 20000, 10)
   end)
 
   it("takes gaps for what they are: a compacted topic is settled to its end", function()

@@ -45,12 +45,14 @@ function App:publish(channel, body, options)
   for name, value in pairs(options or {}) do rest[name] = value end
   local link = link_for(self, channel, rest.on, 2)
   rest.on = nil
+  local problem = publish.delay_problem(link, rest.delay)
+  if problem then error("publish: " .. problem, 2) end
   local made, err = publish.message(body, rest)
   if not made then error("publish: " .. err, 2) end
   hold(self, true)
   local ok, why = pcall(await, self, function()
-    local sent, problem = publish.now(link, channel, made, rest.delay)
-    if not sent then error(problem, 0) end
+    local sent, why = publish.now(link, channel, made, rest.delay)
+    if not sent then error(why, 0) end
   end, "the confirm of a publish to " .. channel, 0)
   hold(self, false)
   if not ok then error(why, 2) end

@@ -107,8 +107,8 @@ struct kafka_sub {
     int64_t start_at;
     kafka_sub_state state;
     int64_t session_ms;
-    size_t buffer_bytes; /* the pipeline's */
-    size_t taken;        /* bytes, since the fetchers were woken last (ahead.c) */
+    size_t buffer_bytes;                                     /* the pipeline's */
+    size_t taken_bytes, taken_count, wake_bytes, wake_count; /* when fetchers are woken (ahead.c) */
     uint32_t partitions; /* of its topics, as far as known; 0: not asked yet (ahead.c) */
     bool provisional; /* this consumer only asks for that; it never joins with another strategy than range */
     rd_kafka_t *rk;   /* NULL: while none could be made (KAFKA_FALLEN) */
@@ -248,7 +248,8 @@ void kafka_fall(kafka_sub *s);
 /* ahead.c */
 size_t kafka_ahead_share(const kafka_sub *s); /* bytes a partition */
 void kafka_ahead_ask(kafka_sub *s);           /* then it joins */
-void kafka_ahead_taken(kafka_sub *s, size_t bytes);
+void kafka_ahead_made(kafka_sub *s);          /* there is a new consumer */
+void kafka_ahead_taken(kafka_sub *s);         /* something, counted in taken_bytes and taken_count */
 
 /* stranded.c */
 void kafka_stranded_look(kafka_sub *s);

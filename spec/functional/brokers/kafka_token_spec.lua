@@ -18,6 +18,7 @@ local LIFE = 5 -- seconds that a token lives
 local MAIN = [[
 local mw = require "moonwire"
 local broker = mw.connect("%s", {
+  ["queued.max.messages.kbytes"] = 1, -- fetchers are woken for each message, which must not disturb the tokens
   ["security.protocol"] = "sasl_plaintext", ["sasl.mechanisms"] = "OAUTHBEARER", %s
 })
 broker:topology { topics = { ["in"] = { partitions = 6 }, twice = {} } }

@@ -83,6 +83,7 @@ const char *rd_kafka_mock_cluster_bootstraps(const rd_kafka_mock_cluster_t *c);
 int rd_kafka_mock_broker_set_down(rd_kafka_mock_cluster_t *c, int32_t broker);
 int rd_kafka_mock_broker_set_up(rd_kafka_mock_cluster_t *c, int32_t broker);
 int rd_kafka_mock_broker_set_rtt(rd_kafka_mock_cluster_t *c, int32_t broker, int ms);
+int rd_kafka_mock_topic_create(rd_kafka_mock_cluster_t *c, const char *topic, int partitions, int replication);
 void rd_kafka_mock_push_request_errors_array(rd_kafka_mock_cluster_t *c, int16_t api, size_t n, const int *errors);
 ]]
 
@@ -286,6 +287,13 @@ function M.mock_cluster()
   local rk = handle(PRODUCER, { ["log_level"] = 0 })
   local cluster = C.rd_kafka_mock_cluster_new(rk, 1)
   return { rk = rk, cluster = cluster, bootstrap = ffi.string(C.rd_kafka_mock_cluster_bootstraps(cluster)) }
+end
+
+--- topics: as M.create takes them; their properties mean nothing to a mock cluster.
+function M.mock_topics(mock, topics)
+  for name, topic in pairs(topics) do
+    check("mock topic " .. name, C.rd_kafka_mock_topic_create(mock.cluster, name, topic.partitions or 1, 1))
+  end
 end
 
 --- The cluster answers the next requests of this API with these errors, one each.

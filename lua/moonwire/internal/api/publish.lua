@@ -293,12 +293,21 @@ local NO_OPTIONS = {}
 
 local CAN_DELAY = 1 -- as in core/driver.h
 
--- Sent at once it would be handled too early, and nobody would notice.
-local function check_delay(link, options)
-  local delay = options.delay
+--- Why this broker cannot be asked for the delay; nil: it can. Sent at once it would be handled too early, and nobody
+--- would notice.
+---@param link ffi.cdata*
+---@param delay any
+---@return string|nil
+function M.delay_problem(link, delay)
   if type(delay) == "number" and delay > 0 and bit.band(C.mw_vm_link_can(link), CAN_DELAY) == 0 then
-    error("mw.publish: delay: this broker cannot hold messages back; mw.retry { after = … } delays the handling of the "
-      .. "message at hand", 3)
+    return "delay: this broker cannot hold messages back"
+  end
+end
+
+local function check_delay(link, options)
+  local problem = M.delay_problem(link, options.delay)
+  if problem then
+    error(("mw.publish: %s; mw.retry { after = … } delays the handling of the message at hand"):format(problem), 3)
   end
 end
 

@@ -87,7 +87,7 @@ function M.declare(project, channel, given, where)
     project.problems[#project.problems + 1] = ("%s:%d: %s: %s"):format(where.file, line, where.what, wrong[2])
   end
   local retain = options.retain and fields.check(options.retain, RETAIN, where, project.problems, "retain")
-  if retain and not project.rewrite and bit.band(C.mw_vm_link_can(connection.link), CAN_RETAIN) == 0 then
+  if retain and bit.band(C.mw_vm_link_can(connection.link), CAN_RETAIN) == 0 then
     local text = "%s:%d: %s: %s cannot keep messages that were handled: leave out retain"
     local line = fields.line_of(where.source, where.line, "retain")
     project.problems[#project.problems + 1] = text:format(where.file, line, where.what, driver)

@@ -109,9 +109,18 @@ local function set_name(policy, name)
   ffi.copy(policy.name, name)
 end
 
-local function fill(policy, name, settings)
+--- In specs another broker stands in, which keeps retries itself: the delays stay, the channels do not.
+local function without_topics(settings)
+  local copy = {}
+  for name, value in pairs(settings) do copy[name] = value end
+  copy.topics, copy.backoff, copy.jitter = nil, settings.topics, 0
+  return copy
+end
+
+local function fill(policy, name, settings, no_topics)
   set_name(policy, name)
   policy.attempts = attempts_of(settings)
+  if no_topics and settings.topics then settings = without_topics(settings) end
   policy.max_age_ms = math.floor((settings.max_age or 0) * 1000)
   if settings.pause then
     policy.kind = OUTAGE
@@ -124,6 +133,19 @@ local function fill(policy, name, settings)
   end
 end
 
+--- Both at once would be two answers to one question: `backoff` holds a message in its lane, `topics` does not.
+local function check_way(given, where, problems, prefix)
+  if given.backoff == nil or given.topics == nil then return end
+  problems[#problems + 1] = ("%s:%d: %s: %s takes either backoff or topics"):format(where.file,
+    fields.line_of(where.source, where.line, "topics"), where.what, prefix)
+end
+
+--- A class that says how long it waits in its lane is held there, whatever the others do.
+local function is_held(class)
+  if class.topics ~= nil or class.pause ~= nil then return false end
+  return class.backoff ~= nil or class.base ~= nil or class.cap ~= nil or class.jitter ~= nil
+end
+
 --- Classes take from the pipeline's own retry settings what they do not say themselves.
 local function inherit(class, top)
   local all = {}
@@ -131,7 +153,7 @@ local function inherit(class, top)
     all[name] = class[name]
     if all[name] == nil then all[name] = top[name] end
   end
-  if class.backoff ~= nil and class.topics == nil then all.topics = nil end -- it is one or the other
+  if is_held(class) then all.topics = nil end
   local listed = class.topics or type(class.backoff) == "table"
   if listed and not class.attempts then all.attempts = nil end -- the list says how many
   all.pause = class.pause
@@ -152,6 +174,7 @@ local function check_class(name, class, where, problems)
     return "dead"
   end
   class = fields.check(class, CLASS, where, problems, prefix)
+  check_way(class, where, problems, prefix)
   if class.backoff ~= nil then check_backoff(class.backoff, where, problems, prefix) end
   if class.topics ~= nil then check_topics(class.topics, where, problems, prefix) end
   return class
@@ -181,15 +204,6 @@ local function check_all_tiers(top, classes, where, problems)
     count, TIERS)
 end
 
---- In specs another broker stands in, which keeps retries itself: the delays stay, the channels do not.
-local function without_topics(settings)
-  if type(settings) ~= "table" or type(settings.topics) ~= "table" then return settings end
-  local copy = {}
-  for name, value in pairs(settings) do copy[name] = value end
-  copy.topics, copy.backoff, copy.jitter = nil, settings.topics, 0
-  return copy
-end
-
 --- Checks the user's `retry` and returns a function that fills the policies of an mw_pipeline_spec.
 ---@param retry table|nil
 ---@param where moonwire.Where
@@ -198,12 +212,7 @@ end
 ---@return fun(spec: ffi.cdata*)
 function M.prepare(retry, where, problems, no_topics)
   local top = fields.check(retry or {}, TOP, where, problems, "retry")
-  if no_topics then
-    top = without_topics(top)
-    local classes = {}
-    for name, class in pairs(top.classes or {}) do classes[name] = without_topics(class) end
-    top.classes = classes
-  end
+  check_way(retry or {}, where, problems, "retry")
   check_backoff(top.backoff, where, problems, "retry")
   if top.topics then check_topics(top.topics, where, problems, "retry") end
   local classes = {}
@@ -221,14 +230,14 @@ function M.prepare(retry, where, problems, no_topics)
     problems[#problems + 1] = text:format(where.file, where.line, where.what)
   end
   return function(spec)
-    fill(spec.policies[0], "", top)
+    fill(spec.policies[0], "", top, no_topics)
     for i, name in ipairs(names) do
       local policy, class = spec.policies[i], classes[name]
       if class == "dead" then
         set_name(policy, name)
         policy.kind, policy.attempts = DEAD, 1
       else
-        fill(policy, name, inherit(class, top))
+        fill(policy, name, inherit(class, top), no_topics)
       end
     end
     spec.policy_count = #names + 1

@@ -166,6 +166,15 @@ local function with_options(url, options)
   return url
 end
 
+--- The link to a broker, and its URL; nil: `failure` says why not. In specs it is a memory broker that stands for the
+--- one that was given, and refuses what that one would.
+local function link_to(self, given, failure)
+  local url = self.rewrite and self.rewritten(given) or given
+  local link = C.mw_vm_link(wait.vm, address.resolve(url, self.dir), failure)
+  if link ~= nil and self.rewrite then C.mw_vm_link_stand_for(link, given:match "^([%w+.-]+):" or "") end
+  return link, url
+end
+
 --- Called as the tail of mw.connect, so that level 2 is the line of the user.
 local function connect(self, url, options)
   if type(url) ~= "string" then error("mw.connect: expected a broker URL, such as embedded:data", 3) end
@@ -176,11 +185,9 @@ local function connect(self, url, options)
     error("mw.connect: option token must be a function: mw.connect(url, { token = function() … end })", 3)
   end
   local failure = ffi.new "mw_failure"
-  local given = url
-  if self.rewrite then url = self.rewritten(url) end
-  local link = C.mw_vm_link(wait.vm, address.resolve(url, self.dir), failure)
+  local link, used = link_to(self, url, failure)
   if link == nil then error("mw.connect: " .. ffi.string(failure.text), 3) end
-  local connection = setmetatable({ url = url, given = given, link = link, project = self, token = token_of },
+  local connection = setmetatable({ url = used, given = url, link = link, project = self, token = token_of },
     Connection)
   self.connections[#self.connections + 1] = connection
   return connection
@@ -241,9 +248,8 @@ local function dedupe_of(self, p, settings, from)
   end
   if store == "memory" then store = "memory:moonwire-dedupe" end
   if type(store) == "string" then
-    if self.rewrite then store = self.rewritten(store) end
     local failure = ffi.new "mw_failure"
-    d.link = C.mw_vm_link(wait.vm, address.resolve(store, self.dir), failure)
+    d.link = link_to(self, store, failure)
     if d.link == nil then complain(self, p, "store", "dedupe.store: " .. ffi.string(failure.text)) return nil end
   elseif getmetatable(store) == Connection then
     d.link = store.link
@@ -341,7 +347,7 @@ local function spec_of(p)
   spec.order, spec.own_key = ORDERS[s.order], p.key ~= nil
   spec.from_start = s.start ~= "newest"
   spec.exactly_once = s.exactly_once
-  if type(s.start) == "table" and not p.rewrite then
+  if type(s.start) == "table" then
     spec.start_kind = s.start.time and START_TIME or START_OFFSET
     spec.start_at = s.start.time and math.floor(s.start.time * 1000) or s.start.offset
   end

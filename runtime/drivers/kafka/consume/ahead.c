@@ -7,6 +7,7 @@
 #include "drivers/kafka/kafka.h"
 
 enum { ASK_MS = 1000, AGAIN_MS = 300, GUESS = 16 };
+enum { PARTS = 4 }; /* of what a partition may hold: when one is taken, its fetcher is woken */
 enum { BUDGET_LEAST = 16 << 20, BUDGET_MOST = 64 << 20, SHARE_LEAST = 128 << 10 };
 
 typedef struct asking {
@@ -86,10 +87,21 @@ static void wake_fetchers(kafka_sub *s) {
     if (err) rd_kafka_error_destroy(err);
 }
 
-void kafka_ahead_taken(kafka_sub *s, size_t bytes) {
-    if (rd_kafka_version() >= 0x020200ff) return; /* fetch.queue.backoff.ms does it */
-    s->taken += bytes;
-    if (s->taken < kafka_ahead_share(s) / 4) return;
-    s->taken = 0;
-    wake_fetchers(s);
+static size_t number(kafka_sub *s, const char *name) {
+    char text[32];
+    return setting(s, name, text, sizeof text) ? (size_t)strtoull(text, NULL, 10) : 0;
+}
+
+/* A partition is full when it has so many messages, or so many bytes: ours or the user's. While it is emptied
+ * its fetcher is woken several times, so that at least one of them finds room. */
+void kafka_ahead_made(kafka_sub *s) {
+    s->wake_bytes = number(s, "queued.max.messages.kbytes") * 1024 / PARTS;
+    s->wake_count = number(s, "queued.min.messages") / PARTS;
+    s->taken_bytes = s->taken_count = 0;
+}
+
+void kafka_ahead_taken(kafka_sub *s) {
+    if (s->taken_bytes <= s->wake_bytes && s->taken_count <= s->wake_count) return;
+    s->taken_bytes = s->taken_count = 0;
+    if (rd_kafka_version() < 0x020200ff) wake_fetchers(s); /* later ones have fetch.queue.backoff.ms */
 }

@@ -227,6 +227,7 @@ static void name_topics(kafka_sub *s, const mw_subscription *spec) {
 int kafka_sub_raise(kafka_sub *s, mw_error *e) {
     if (!(s->rk = new_consumer(s, e))) return -1;
     s->life++;
+    kafka_ahead_made(s);
     s->fatal = s->assigned_once = false;
     s->provisional = !s->partitions;
     s->unread = kafka_unread_new();

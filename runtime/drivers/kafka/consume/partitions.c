@@ -221,7 +221,11 @@ static size_t take(kafka_part *p, mw_incoming *in, size_t most, size_t *bytes) {
         if (!m) break;
         if (m->err) {
             told(p, m);
-        } else if (received(p, m, n == 0, &in[n])) {
+            continue;
+        }
+        p->sub->taken_bytes += m->len + m->key_len;
+        p->sub->taken_count++;
+        if (received(p, m, n == 0, &in[n])) {
             size_t size = mw_message_size(in[n++].msg);
             *bytes -= size < *bytes ? size : *bytes;
         }
@@ -231,10 +235,9 @@ static size_t take(kafka_part *p, mw_incoming *in, size_t most, size_t *bytes) {
 
 size_t kafka_parts_deliver(kafka_sub *s) {
     mw_incoming in[BATCH];
-    size_t bytes, room, n = 0, idle = 0;
+    size_t bytes, n = 0, idle = 0;
     if (s->paused || !s->part_count || kafka_commit_late(s)) return 0;
     size_t most = s->conn->host->room(s->source, &bytes);
-    room = bytes;
     if (most > BATCH) most = BATCH;
     while (n < most && bytes && idle < s->part_count) {
         kafka_part *p = s->parts[s->turn++ % s->part_count];
@@ -242,9 +245,9 @@ size_t kafka_parts_deliver(kafka_sub *s) {
         idle = got ? 0 : idle + 1;
         n += got;
     }
+    kafka_ahead_taken(s);
     if (n) {
         kafka_up(s->conn);
-        kafka_ahead_taken(s, room - bytes);
         s->conn->host->deliver(s->source, in, n);
     }
     if (s->gone) kafka_gone(s);
