@@ -15,17 +15,17 @@ local pair = ffi.typeof "int64_t[2]"
 
 local M = {}
 
-local function seconds(id)
+local function read_clock(id)
   local t = pair()
   C.mwt_clock_gettime(id, t)
   return tonumber(t[0]) + tonumber(t[1]) / 1e9
 end
 
 -- Seconds since an arbitrary start; never goes back.
-function M.now() return seconds(CLOCK_MONOTONIC) end
+function M.now() return read_clock(CLOCK_MONOTONIC) end
 
 -- Seconds since 1970, as mw.now in a handler.
-function M.wall() return seconds(CLOCK_REALTIME) end
+function M.wall() return read_clock(CLOCK_REALTIME) end
 
 -- Sleeps the full time: a signal (SIGCHLD, mostly) only makes it go on with the rest.
 function M.sleep(seconds)

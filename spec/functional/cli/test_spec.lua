@@ -200,4 +200,19 @@ describe("moonwire test", function()
     child:kill "TERM"
     assert.equal(0, (child:wait(15)))
   end)
+
+  it("runs again with --watch when the link that it was given leads elsewhere", function()
+    local at = process.tmpdir()
+    process.run { { "sh", "-c", 'cp -r "$1" next && ln -s "$1" current', "sh", dir }, cwd = at }
+    local file = assert(io.open(at .. "/next/handlers/h.lua", "wb"))
+    file:write "return { handle = function() error 'no' end }"
+    file:close()
+    local child = process.spawn { { binary, "test", "--watch", "current" }, cwd = at }
+    local function see(text) wait.until_(function() return child:stderr():find(text, 1, true) end, 60, text) end
+    see "passed; waiting for changes"
+    process.run { { "ln", "-sfn", "next", "current" }, cwd = at }
+    see "failed; waiting for changes"
+    child:kill "TERM"
+    assert.equal(1, (child:wait(15)))
+  end)
 end)
