@@ -171,6 +171,7 @@ void mw_log_num(const char *key, double value);
 void mw_log_end(void);
 void mw_log_flush(void);
 void mw_log_setup(int format, int level);
+void mw_log_guard(void);
 
 struct mw_dict *mw_dict_named(const char *name);
 void mw_dict_set_number(struct mw_dict *d, const char *key, size_t len, double value, int64_t expires_ms);

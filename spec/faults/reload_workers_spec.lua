@@ -207,8 +207,8 @@ describe("reload under load, with workers", function()
       grown = growth(memory), cost = (busy_cpu - quiet_cpu) / reloads / WORKERS,
     }
     io.write(("reload under load, %d workers: %d messages, %d reloads (%d refused); median p99 %.2f ms without, "
-      .. "%.2f ms with reloads (noise %.2f); a reload costs a worker %.1f ms; its memory grew by %.1f MB\n"):format(WORKERS,
-      2 * PAIRS * WINDOW * PER_SECOND, reloads, math.ceil(reloads / 2), quantile(quiet, 0.5) * 1000,
+      .. "%.2f ms with reloads (noise %.2f); a reload costs a worker %.1f ms; its memory grew by %.1f MB\n"):format(
+      WORKERS, 2 * PAIRS * WINDOW * PER_SECOND, reloads, math.ceil(reloads / 2), quantile(quiet, 0.5) * 1000,
       quantile(busy, 0.5) * 1000, result.noise * 1000, result.cost * 1000, result.grown / 2 ^ 20))
     return result
   end
