@@ -311,6 +311,27 @@ void mw_log_last(const char *text, const char *pipeline, const char *id, size_t 
     last_write(json ? out : (out[n] = '\n', out), n + (json ? 2 : 1));
 }
 
+static const int fatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+enum { FATAL = sizeof fatal / sizeof *fatal };
+static struct sigaction before[FATAL];
+
+/* What it was before comes first: should the lines be broken, too, then the second fault ends the process. */
+static void on_fatal(int n, siginfo_t *info, void *context) {
+    (void)context;
+    for (int i = 0; i < FATAL; i++) sigaction(fatal[i], &before[i], NULL);
+    size_t len = line.len;
+    while (len && line.data[len - 1] != '\n') len--; /* what is complete */
+    last_write(line.data, len);
+    if (info->si_code <= 0) raise(n); /* sent by somebody; a fault of our own happens again */
+}
+
+void mw_log_guard(void) {
+    static char space[64 * 1024]; /* the fault may be that the stack is at its end */
+    sigaltstack(&(stack_t){.ss_sp = space, .ss_size = sizeof space}, NULL);
+    struct sigaction action = {.sa_sigaction = on_fatal, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    for (int i = 0; i < FATAL; i++) sigaction(fatal[i], &action, &before[i]);
+}
+
 static void write_all(void) {
     for (size_t at = 0; at < line.len;) {
         ssize_t n = write(STDERR_FILENO, line.data + at, line.len - at);

@@ -28,6 +28,9 @@ void mw_log_flush(void);
 void mw_log_flush_signal(
     void); /* from a signal handler on the loop's thread: what is complete, if nobody is at it */
 
+/* Once, in a process whose lines nobody else keeps: a crash writes them before it ends the process. */
+void mw_log_guard(void);
+
 /* Memory that outlives this process: it holds the lines that are not written yet, so that somebody else can
  * write them when it has died (mw_log_left). */
 enum { MW_LOG_LEFT = 64 * 1024 };

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/log.h"
 #include "core/shared/ledger.h"
 #include "lua/vm.h"
@@ -28,6 +29,7 @@ static struct {
     mw_delivery *volatile current; /* whose handler runs */
     volatile uint64_t deadline;
     volatile uint64_t read_until; /* a project is read in vm, and may be until then; 0: none is */
+    size_t held;                  /* bytes that vm held when that began: they are not the project's */
     volatile sig_atomic_t armed;  /* the hook is set in vm */
     mw_vm *owner;                 /* of the profiler */
 } watch;
@@ -66,7 +68,7 @@ static void push_read_too_long(lua_State *L, lua_Debug *ar) {
 static void push_read_too_much(lua_State *L, lua_Debug *ar) {
     lua_getinfo(L, "l", ar);
     lua_pushfstring(L, "%s:%d: out of memory while the project is read: the limit is %d MB", ar->short_src,
-                    ar->currentline, (int)(watch.vm->alloc.limit >> 20));
+                    ar->currentline, (int)((watch.vm->alloc.limit - watch.held) >> 20));
 }
 
 static void hook(lua_State *L, lua_Debug *ar) {
@@ -110,19 +112,32 @@ static void arm(void) {
     set_hook();
 }
 
-/* What to say on standard output, and the exit code, when a handler takes this process with it. */
+/* What to say on standard output, and the exit code, when a handler takes this process with it. Changed between
+ * handlers only. */
 static struct {
-    char text[32 * 1024];
-    volatile size_t len;
-    volatile int code;
+    mw_buf head, report, words;
+    int code;
 } last = {.code = MW_EXIT_STUCK};
 
+static void say_last(const mw_buf *text) {
+    for (size_t at = 0; at < text->len;) {
+        ssize_t n = write(STDOUT_FILENO, text->data + at, text->len - at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return;
+        at += (size_t)n;
+    }
+}
+
 void mw_vm_last_words(const char *text, size_t len, int code) {
-    last.len = 0;
-    if (len > sizeof last.text) len = sizeof last.text;
-    memcpy(last.text, text, len);
+    last.words.len = 0;
+    mw_buf_add(&last.words, text, len);
     last.code = code;
-    last.len = len;
+}
+
+void mw_vm_last_report(const char *head, size_t head_len, const char *more, size_t more_len) {
+    last.head.len = 0;
+    mw_buf_add(&last.head, head, head_len);
+    mw_buf_add(&last.report, more, more_len);
 }
 
 static void give_up(const mw_delivery *d) {
@@ -131,11 +146,9 @@ static void give_up(const mw_delivery *d) {
     const char *name = mw_delivery_name(d, space, &len); /* reading the id would allocate */
     mw_log_last("stuck in a C call past its timeout: the process ends",
                 mw_pipeline_name(mw_delivery_pipeline(d)), name, len);
-    for (size_t at = 0; at < last.len;) {
-        ssize_t n = write(STDOUT_FILENO, last.text + at, last.len - at);
-        if (n <= 0) break;
-        at += (size_t)n;
-    }
+    say_last(&last.head);
+    say_last(&last.report);
+    say_last(&last.words);
     _exit(last.code);
 }
 
@@ -242,6 +255,7 @@ mw_reading mw_deadline_read(mw_vm *vm) {
     luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* compiled code would not look */
     watch.vm = vm;
     watch.read_until = mono_ms() + MW_READ_LIMIT_MS;
+    watch.held = vm->alloc.bytes;
     mw_vm_read_memory(vm, MW_READ_MEMORY);
     run_timer();
     return r;
@@ -249,7 +263,7 @@ mw_reading mw_deadline_read(mw_vm *vm) {
 
 void mw_vm_read_memory(mw_vm *vm, double bytes) {
     if (!watch.read_until || watch.vm != vm) return;
-    mw_alloc_limit(&vm->alloc, (size_t)bytes, crowded);
+    mw_alloc_limit(&vm->alloc, watch.held + (size_t)bytes, crowded);
     mw_alloc_strict(&vm->alloc, true);
 }
 

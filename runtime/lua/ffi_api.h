@@ -35,8 +35,9 @@ void mw_vm_enter(struct mw_vm *vm, struct mw_delivery *d);
 bool mw_vm_leave(struct mw_vm *vm, struct mw_delivery *d);
 bool mw_vm_breaking(void); /* a handler is being broken: its errors are not for its coroutines to swallow */
 /* Told on standard output when a handler that does not come back from a C call takes the process with it,
- * which then ends with that code. The text is copied. */
+ * which then ends with that code: a head, all that was added to the report, and the last words. Copied. */
 void mw_vm_last_words(const char *text, size_t len, int code);
+void mw_vm_last_report(const char *head, size_t head_len, const char *more, size_t more_len);
 void mw_vm_limits(struct mw_vm *vm, bool watched, double memory);
 void mw_vm_read_memory(struct mw_vm *vm, double bytes); /* while a project is read into it; else nothing */
 void mw_delivery_ack(struct mw_delivery *d);
@@ -172,6 +173,7 @@ void mw_log_num(const char *key, double value);
 void mw_log_end(void);
 void mw_log_flush(void);
 void mw_log_setup(int format, int level);
+void mw_log_guard(void);
 
 struct mw_dict *mw_dict_named(const char *name);
 void mw_dict_set_number(struct mw_dict *d, const char *key, size_t len, double value, int64_t expires_ms);

@@ -337,11 +337,25 @@ static void start_due(mw_site *s) {
     }
 }
 
+/* A pipeline that reads from elsewhere now is another one here, but not to whoever has paused it. */
+static void keep_pauses(mw_site *s, mw_vm *vm) {
+    for (size_t i = 0; i < mw_vm_plans(vm); i++) {
+        mw_plan *plan = mw_vm_plan(vm, i);
+        for (size_t k = 0; k < pipeline_count(s) && !plan->kept; k++) {
+            mw_pipeline *old = pipeline_at(s, k)->p;
+            if (!planned(vm, old) && !mw_pipeline_draining(old) && mw_pipeline_paused(old) &&
+                strcmp(mw_pipeline_name(old), plan->spec.name) == 0)
+                mw_pipeline_pause(plan->p, true);
+        }
+    }
+}
+
 static void drain_others(mw_site *s, mw_vm *vm, mw_switch *out) {
     for (size_t i = 0; i < pipeline_count(s); i++) {
         held_pipeline *h = pipeline_at(s, i);
         if (!h->open || mw_pipeline_draining(h->p) || planned(vm, h->p)) continue;
         if (out) out->removed++;
+        mw_pipeline_forget_pause(h->p);
         mw_pipeline_drain(h->p);
     }
 }
@@ -369,6 +383,7 @@ int mw_site_switch(mw_site *s, mw_vm *vm, mw_switch *out, mw_error *e) {
         return -1;
     }
     make_due(s, vm);
+    keep_pauses(s, vm);
     drain_others(s, vm, out);
     make_current(s, vm, out);
     mw_defer(s->loop, &s->sweep, close_later); /* the one before it may never have started itself */

@@ -145,6 +145,8 @@ void mw_pipeline_pause(mw_pipeline *p, bool pause) {
     mw_pipeline_wake(p);
 }
 
+bool mw_pipeline_paused(const mw_pipeline *p) { return p->stopped; }
+void mw_pipeline_forget_pause(mw_pipeline *p) { p->tally->paused = false; }
 bool mw_pipeline_draining(const mw_pipeline *p) { return p->draining; }
 
 int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
@@ -152,7 +154,8 @@ int mw_pipeline_start(mw_pipeline *p, mw_error *e) {
     p->sub = p->driver->subscribe(mw_link_conn(p->spec.from), &s, e);
     if (!p->sub) return -1;
     p->tally = mw_tally_share(p->tally, p->spec.name, p->spec.channel);
-    if (p->tally->paused) p->stopped = true; /* the process before was told so */
+    /* The process before was told so, or this one before it could start. */
+    p->stopped = p->tally->paused = p->stopped || p->tally->paused;
     return 0;
 }
 

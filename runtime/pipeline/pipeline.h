@@ -35,6 +35,8 @@ void mw_pipeline_adopt(mw_pipeline *p, const mw_pipeline_spec *spec, mw_pipeline
 void mw_pipeline_disown(mw_pipeline *p, const void *owner); /* the owner goes: it is told nothing more */
 void mw_pipeline_pause(mw_pipeline *p, bool pause); /* take and fetch nothing, until it is undone; what runs
                                                        may end. Survives mw_pipeline_adopt */
+bool mw_pipeline_paused(const mw_pipeline *p);
+void mw_pipeline_forget_pause(mw_pipeline *p); /* it drains: the next one of its name is told for itself */
 bool mw_pipeline_draining(const mw_pipeline *p);
 
 /* A canary: another owner gets a share of the messages beside this one, until it is ended, or adopts the

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -131,21 +132,25 @@ static void knock(mw_io *io, int events) {
     mw_io_start(c->loop, &g->io, fd, MW_READ, readable);
 }
 
+/* Bound under another name first: one that is found, but does not listen yet, looks like a dead process's, and
+ * whoever finds it takes it away (door.c). */
 static int open_socket(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof address.sun_path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t len = sizeof address.sun_path;
+    if ((size_t)snprintf(address.sun_path, len, "%.*s.%s", (int)(name - path), path, name) >= len) {
         errno = ENAMETOOLONG;
         return -1;
     }
-    strcpy(address.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
-    unlink(path); /* the name holds our pid: what lies there is a dead process's */
+    unlink(address.sun_path); /* the name holds our pid: what lies there is a dead process's */
     mode_t old = umask(0177);
     int rc = bind(fd, (struct sockaddr *)&address, sizeof address);
     umask(old);
-    if (rc == 0 && listen(fd, GUESTS_MOST) == 0) return fd;
+    if (rc == 0 && listen(fd, GUESTS_MOST) == 0 && rename(address.sun_path, path) == 0) return fd;
     int why = errno;
+    if (rc == 0) unlink(address.sun_path);
     close(fd);
     errno = why;
     return -1;

@@ -87,7 +87,7 @@ static int connect_to(const char *path) {
     if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0) return fd;
     int why = errno;
     if (fd >= 0) close(fd);
-    if (why == ECONNREFUSED || why == ENOENT) unlink(path); /* its process is dead */
+    if (why == ECONNREFUSED) unlink(path); /* its process is dead; one that is found listens (control.c) */
     errno = why;
     return -1;
 }

@@ -1,6 +1,6 @@
 /* watch.h - tells when a project's files change: Lua, JSON and .env, in its folder and those below. Writes,
- * renames and new folders count; editors' temporary files and the store's own files do not. Changes within a
- * moment are one. Our own inotify, because ev_stat polls. */
+ * renames, new folders and links that lead elsewhere count; editors' temporary files and the store's own files
+ * do not. Changes within a moment are one. Our own inotify, because ev_stat polls. */
 #pragma once
 #include <lua.h>
 

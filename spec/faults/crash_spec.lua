@@ -253,3 +253,39 @@ describe("workers killed from outside", function()
     for i = 1, count do assert.is_true(seen[i], "m" .. i .. " is lost") end
   end)
 end)
+
+describe("a crash", function()
+  teardown(function() process.cleanup() end)
+
+  -- What is on the stack is destroyed from within the process: it ends with the next return.
+  local CRASH = [[
+function M.handle()
+  mw.log.info("last words", { n = 42 })
+  for line in io.lines "/proc/self/maps" do
+    local from, to = line:match "^(%x+)-(%x+) .*%[stack%]"
+    if from then
+      from, to = tonumber(from, 16), tonumber(to, 16)
+      local memory = io.open("/proc/self/mem", "r+b")
+      memory:setvbuf "no"
+      memory:seek("set", from)
+      memory:write(("\1"):rep(to - from))
+    end
+  end
+end]]
+
+  for workers = 0, 1 do
+    it("leaves the lines that were logged right before it, with --workers " .. workers, function()
+      local s = supervised.scene { flags = { "--workers", tostring(workers) }, handler = CRASH,
+                                   env = { ASAN_OPTIONS = asan } }
+      s:publish { { id = "m1" } }
+      s:start()
+      s:see 'msg="last words"[^\n]* n=42'
+      if workers == 0 then
+        s.child:wait(20 * late)
+        assert.equal(1, s:count "last words")
+      else
+        s.child:stop(20 * late)
+      end
+    end)
+  end
+end)

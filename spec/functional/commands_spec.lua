@@ -149,6 +149,24 @@ describe("the control socket", function()
     assert(process.run({ "stat", "-c", "%a", folder }).stdout:find "^7[05][05]\n$")
   end)
 
+  -- Whoever finds a socket that nobody listens on takes it away; one of a process that starts must not be taken.
+  it("is not taken away from a process that starts, nor is the name of its link", function()
+    local link = process.tmpdir() .. "/current"
+    assert.equal(0, process.run({ "ln", "-s", s.dir, link }).code)
+    for _ = 1, 10 do
+      local child = process.spawn { { supervised.binary, "run", link }, env = { BROKER_URL = s.url } }
+      local of_folder = core.control_path(s.dir):gsub("%d+$", child.pid)
+      local of_link = core.control_path(link):gsub("%d+$", child.pid)
+      clock.until_(function()
+        for _ = 1, 100 do core.control_call(of_folder, "status", 1) end
+        return core.control_call(of_link, "status", 1)
+      end, 20 * late, "an answer by the link")
+      assert(core.control_call(of_folder, "status", 10))
+      assert.equal(0, (child:stop(15)), child:stderr())
+      assert.is_nil((core.control_call(of_link, "status", 1)))
+    end
+  end)
+
   it("bears silence, half lines, floods, nonsense and those who never read", function()
     local before, fds = process.rss(s.child.pid), {}
     for i = 1, 300 do -- more than it lets in

@@ -68,6 +68,7 @@ describe("explain", function()
     local text, code = app:explain "nothing of the kind"
     assert.equal(1, code)
     says(text, "nothing of the kind is in no process, as a key or an id%.", "It was settled, or never published")
+    assert.equal(64, app:run("explain", "").code)
   end)
 
   it("tells of an outage, and of keys without lanes", function()

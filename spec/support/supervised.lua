@@ -11,11 +11,12 @@ Scene.__index = Scene
 M.binary = os.getenv "MOONWIRE_BIN"
 M.late = M.binary:find "asan" and 4 or 1
 
--- given: as project.make takes it, and `flags` (a list of words), `env`, `group` (see cgroup.lua)
+-- given: as project.make takes it, and `flags` (a list of words), `env`, `url` (of the broker; else an embedded one),
+-- `group` (see cgroup.lua)
 function M.scene(given)
   local dir = process.tmpdir()
-  local self = setmetatable({ dir = dir .. "/p", url = "embedded:" .. dir .. "/store?size=1GB", given = given,
-                              trace = project.trace(dir .. "/trace") }, Scene)
+  local self = setmetatable({ dir = dir .. "/p", url = given.url or "embedded:" .. dir .. "/store?size=1GB",
+                              given = given, trace = project.trace(dir .. "/trace") }, Scene)
   project.make(self.dir, given, self.trace.path)
   return self
 end

@@ -9,18 +9,23 @@ int mwt_nanosleep(const int64_t *sec_nsec, int64_t *rest) __asm__("nanosleep");
 ]]
 
 local C = ffi.C
-local CLOCK_MONOTONIC = 1
+local CLOCK_REALTIME, CLOCK_MONOTONIC = 0, 1
 local POLL = 0.005
 local pair = ffi.typeof "int64_t[2]"
 
 local M = {}
 
--- Seconds since an arbitrary start; never goes back.
-function M.now()
+local function read_clock(id)
   local t = pair()
-  C.mwt_clock_gettime(CLOCK_MONOTONIC, t)
+  C.mwt_clock_gettime(id, t)
   return tonumber(t[0]) + tonumber(t[1]) / 1e9
 end
+
+-- Seconds since an arbitrary start; never goes back.
+function M.now() return read_clock(CLOCK_MONOTONIC) end
+
+-- Seconds since 1970, as mw.now in a handler.
+function M.wall() return read_clock(CLOCK_REALTIME) end
 
 -- Sleeps the full time: a signal (SIGCHLD, mostly) only makes it go on with the rest.
 function M.sleep(seconds)

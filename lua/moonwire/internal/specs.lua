@@ -57,16 +57,9 @@ local function note(busted, failures, element, message, trace)
 end
 
 --- A handler that does not come back from a C call takes this process with it: then the results so far are told, and
---- which test it was. C writes it, because Lua cannot any more.
-local function prepare_last_words(counts, name, tap)
+--- which test it was. C writes it, because Lua cannot any more. (Our own outputs for programs do it themselves.)
+local function prepare_last_words(counts, name)
   local lines = { "" }
-  if tap then
-    local number = counts.passed + counts.failed + counts.skipped + 1
-    local text = ("not ok %d - %s\n# stuck in a C call past its timeout\nBail out! those behind it did not run\n")
-      :format(number, name)
-    io.stdout:flush()
-    return C.mw_vm_last_words(text, #text, FAILED)
-  end
   for _, f in ipairs(counts.failures) do
     lines[#lines + 1] = ("%s:%s: %s: %s"):format(f.file or "?", f.line or "?", f.name, f.message)
   end
@@ -78,19 +71,19 @@ local function prepare_last_words(counts, name, tap)
   C.mw_vm_last_words(text, #text, FAILED)
 end
 
-local function is_tap(arguments)
+local function has_own_words(arguments)
   for _, argument in ipairs(arguments) do
-    if argument == "--output=TAP" then return true end
+    if argument:find("--output=moonwire.", 1, true) == 1 then return true end
   end
   return false
 end
 
 --- Counts what busted reports; an error outside of a test (a file that does not load, a failing setup) is a failure.
-local function counting(make, counts, tap)
+local function counting(make, counts, own_words)
   return function(...)
     local busted = make(...)
     busted.subscribe({ "test", "start" }, function(element)
-      prepare_last_words(counts, full_name(busted, element), tap)
+      if not own_words then prepare_last_words(counts, full_name(busted, element)) end
       return nil, true
     end)
     busted.subscribe({ "test", "end" }, function(_, _, status)
@@ -124,7 +117,7 @@ function M.run(arguments, keep)
     over.code = code
     error(over, 0)
   end
-  package.loaded["busted.core"] = counting(require "busted.core", counts, is_tap(arguments))
+  package.loaded["busted.core"] = counting(require "busted.core", counts, has_own_words(arguments))
   local before = rawget(_G, "arg")
   rawset(_G, "arg", arguments)
   arguments[0] = "busted"

@@ -33,8 +33,9 @@ end
 --- connection.
 function M.look(self, level)
   local given = files.given_for(self.dir)
-  local read = project.read(self.dir, { rewrite = self.rewrite, overrides = self.env,
+  local ok, read = core.read(project.read, self.dir, { rewrite = self.rewrite, overrides = self.env,
     files = given and files.unpack(given) })
+  if not ok then error(("%s:\n%s"):format(self.dir, tostring(read)), level) end
   if #read.problems > 0 then error(("%s:\n%s"):format(self.dir, table.concat(read.problems, "\n")), level) end
   self.places, self.readers, self.links, self.pipelines = {}, {}, {}, {}
   local failure = ffi.new "mw_failure"

@@ -17,15 +17,23 @@ uint16_t mw_tally_place(const mw_tally *t) {
 
 static bool is_free(const mw_tally *t) { return t->state == MW_TALLY_CLOSED || t->state == MW_TALLY_LEFT; }
 
+/* A pipeline that a reload has changed leaves two under its name: the one that was in use last counts. */
+static bool is_later(const mw_tally *a, const mw_tally *b) {
+    if (a->state != b->state) return a->state == MW_TALLY_LEFT;
+    return a->look.generation > b->look.generation;
+}
+
 /* The one that stands under its name, else an unused one, else one whose pipeline has ended. */
 static mw_tally *find(mw_shared_slot *s, const char *name) {
-    mw_tally *unused = NULL, *closed = NULL;
+    mw_tally *own = NULL, *unused = NULL, *closed = NULL;
     for (uint32_t i = 0; i < MW_TALLIES; i++) {
         mw_tally *t = &s->tallies[i];
-        if (is_free(t) && strncmp(t->name, name, MW_TALLY_TEXT - 1) == 0) return t;
+        bool named = is_free(t) && strncmp(t->name, name, MW_TALLY_TEXT - 1) == 0;
+        if (named && (!own || is_later(t, own))) own = t;
         if (t->state == MW_TALLY_UNUSED && !unused) unused = t;
         if (is_free(t)) closed = t;
     }
+    if (own) return own;
     mw_tally *t = unused ? unused : closed;
     if (t) memset(t, 0, sizeof *t);
     return t;

@@ -86,7 +86,7 @@ describe("moonwire test", function()
     write("spec/h_spec.lua", 'it("has no end", function()')
     local tap = test("-o", "tap")
     assert.equal(1, tap.code, tap.stderr)
-    assert(tap.stdout:find "not ok %d %- [^\n]*h_spec.lua\n# [^\n]*h_spec.lua @ 1\n", tap.stdout)
+    assert(tap.stdout:find "not ok %d %- [^\n]*h_spec.lua\n# [^\n]*h_spec.lua:1\n", tap.stdout)
     assert(tap.stdout:find("ok 2 - beside takes", 1, true), tap.stdout)
     assert.equal("", tap.stderr)
   end)
@@ -115,21 +115,6 @@ describe("moonwire test", function()
     assert(plain.stderr:find('pipeline="stuck"', 1, true), plain.stderr)
     assert.equal(1, tap.code, tap.stderr)
     assert(tap.stdout:find("not ok %d %- sticks\n.*\nBail out!"), tap.stdout)
-  end)
-
-  it("writes JUnit's XML, whatever stands in a name", function()
-    write("spec/h_spec.lua", SPEC:format("apart", 2))
-    local junit = test("--output", "junit")
-    assert.equal(1, junit.code)
-    assert(junit.stdout:find("tests='2'", 1, true) and junit.stdout:find("failures='1'", 1, true), junit.stdout)
-    assert(junit.stdout:find("&lt;a&gt; &amp; &quot;b&quot;", 1, true), junit.stdout)
-    assert(junit.stdout:find("h_spec.lua:6", 1, true), junit.stdout)
-    local depth = 0 -- every element is closed
-    for closing, name, own in junit.stdout:gmatch "<(/?)(%a+)[^<>]-(/?)>" do
-      assert(name ~= "")
-      depth = depth + (closing == "/" and -1 or own == "/" and 0 or 1)
-    end
-    assert.equal(0, depth)
   end)
 
   it("fails, duplicates, reorders, redelivers and crashes on demand", function()
@@ -199,5 +184,20 @@ describe("moonwire test", function()
     wait.sleep(0.5)
     child:kill "TERM"
     assert.equal(0, (child:wait(15)))
+  end)
+
+  it("runs again with --watch when the link that it was given leads elsewhere", function()
+    local at = process.tmpdir()
+    process.run { { "sh", "-c", 'cp -r "$1" next && ln -s "$1" current', "sh", dir }, cwd = at }
+    local file = assert(io.open(at .. "/next/handlers/h.lua", "wb"))
+    file:write "return { handle = function() error 'no' end }"
+    file:close()
+    local child = process.spawn { { binary, "test", "--watch", "current" }, cwd = at }
+    local function see(text) wait.until_(function() return child:stderr():find(text, 1, true) end, 60, text) end
+    see "passed; waiting for changes"
+    process.run { { "ln", "-sfn", "next", "current" }, cwd = at }
+    see "failed; waiting for changes"
+    child:kill "TERM"
+    assert.equal(1, (child:wait(15)))
   end)
 end)

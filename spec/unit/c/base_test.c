@@ -886,6 +886,52 @@ static void log_capture(void) {
     mw_log_setup(MW_LOG_LOGFMT, MW_INFO);
 }
 
+static void overflow_stack(int n) {
+    volatile char space[4096];
+    space[0] = (char)n;
+    if (n) overflow_stack(n + 1);
+    space[1] = space[0];
+}
+
+/* What a process that dies by it has written. */
+static void crash_with(int signum, char *out, size_t room) {
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        for (int n = 0; n < 32; n++) signal(n, SIG_DFL); /* a sanitizer's report is not what we look at */
+        mw_log_setup(MW_LOG_LOGFMT, MW_INFO);
+        mw_log_guard();
+        mw_log_begin(MW_INFO, "before");
+        mw_log_end();
+        mw_log_begin(MW_INFO, "half a line");
+        if (signum == SIGSEGV) overflow_stack(1);
+        if (signum == SIGABRT) abort();
+        kill(getpid(), signum);
+        _exit(0);
+    }
+    close(ends[1]);
+    size_t len = 0;
+    for (ssize_t n; (n = read(ends[0], out + len, room - 1 - len)) > 0;) len += (size_t)n;
+    out[len] = 0;
+    close(ends[0]);
+    int status = 0;
+    waitpid(pid, &status, 0);
+    CHECK(WIFSIGNALED(status));
+    EQUAL(signum, WTERMSIG(status));
+}
+
+static void log_before_crash(void) {
+    static const int signals[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        char text[1024];
+        crash_with(signals[i], text, sizeof text);
+        CHECK(strstr(text, "msg=before\n"));
+        CHECK(!strstr(text, "half"));
+    }
+}
+
 static const test tests[] = {
     {"wheel_random", wheel_random},
     {"wheel_far_future", wheel_far_future},
@@ -908,6 +954,7 @@ static const test tests[] = {
     {"log_hostile", log_hostile},
     {"log_long", log_long},
     {"log_capture", log_capture},
+    {"log_before_crash", log_before_crash},
     {"text_cache", text_cache},
     {"uuids", uuids},
     {"random_after_fork", random_after_fork},

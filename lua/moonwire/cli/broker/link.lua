@@ -1,5 +1,6 @@
 --- Opening a broker for a command: where its address comes from, and what to refuse before it is touched.
 local C = require "moonwire.internal.cdef"
+local core = require "moonwire.core"
 local env = require "moonwire.internal.config.env"
 local fail = require "moonwire.cli.fail"
 local files = require "moonwire.internal.config.files"
@@ -143,11 +144,12 @@ end
 local function declare(link, url)
   if not posix.exists "moonwire.lua" then return end
   local project = require "moonwire.internal.config.project"
-  local read = project.read(posix.realpath ".", { overrides = { BROKER_URL = url } })
-  if #read.problems > 0 then
-    out.note("note: the project here cannot be read in full, options of its channels may be missing: %s",
-      read.problems[1])
+  local ok, read = core.read(project.read, posix.realpath ".", { overrides = { BROKER_URL = url } })
+  local problem = ok and read.problems[1] or not ok and tostring(read)
+  if problem then
+    out.note("note: the project here cannot be read in full, options of its channels may be missing: %s", problem)
   end
+  if not ok then return end
   local failure = ffi.new "mw_failure"
   for _, d in ipairs(read.declared) do
     local of = d.channel:link_of()

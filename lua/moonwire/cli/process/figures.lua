@@ -26,7 +26,7 @@ local function add_canary(total, c)
   total.canary = sum
 end
 
-local function add(total, p, stale)
+local function add(total, p)
   for _, name in ipairs(SUMS) do total[name] = (total[name] or 0) + (p[name] or 0) end
   for _, name in ipairs(HIGHEST) do total[name] = highest(total[name], p[name]) end
   if p.own_share then -- each process has partitions of its own
@@ -42,12 +42,21 @@ local function add(total, p, stale)
   total.breaker = total.breaker or "closed"
   if (BREAKERS[p.breaker] or 0) > BREAKERS[total.breaker] then total.breaker = p.breaker end
   total.generation = highest(total.generation, p.generation)
-  total.processes = (total.processes or 0) + 1
-  total.stale_in = (total.stale_in or 0) + (stale and 1 or 0)
-  total.paused_in = (total.paused_in or 0) + (p.paused and 1 or 0)
-  total.draining_in = (total.draining_in or 0) + (p.draining and 1 or 0)
   total.full = total.full or p.full
   add_canary(total, p.canary)
+end
+
+--- A process may have two of one name: one that a reload has changed, and the one from before, which drains.
+local function count_process(total, list, stale)
+  local draining, paused = true, false
+  for _, p in ipairs(list) do
+    draining = draining and p.draining
+    paused = paused or p.paused and not p.draining
+  end
+  total.processes = (total.processes or 0) + 1
+  total.stale_in = (total.stale_in or 0) + (stale and 1 or 0)
+  total.paused_in = (total.paused_in or 0) + (paused and 1 or 0)
+  total.draining_in = (total.draining_in or 0) + (draining and 1 or 0)
 end
 
 local function finish(total)
@@ -63,14 +72,18 @@ end
 function M.totals(answers)
   local list, by_name = {}, {}
   for _, answer in ipairs(answers) do
+    local here = {}
     for _, p in ipairs(answer.reply.pipelines) do
       local total = by_name[p.name]
       if not total then
         total = { name = p.name, channel = p.channel }
         by_name[p.name], list[#list + 1] = total, total
       end
-      add(total, p, answer.reply.stale)
+      add(total, p)
+      here[p.name] = here[p.name] or {}
+      table.insert(here[p.name], p)
     end
+    for name, of in pairs(here) do count_process(by_name[name], of, answer.reply.stale) end
   end
   for _, total in ipairs(list) do finish(total) end
   return list

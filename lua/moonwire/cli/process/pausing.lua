@@ -3,14 +3,23 @@ local answers = require "moonwire.cli.process.answers"
 local control = require "moonwire.cli.process.control"
 local fail = require "moonwire.cli.fail"
 local out = require "moonwire.cli.out"
+local posix = require "moonwire.cli.posix"
 
 local M = {}
+
+--- `moonwire pause orders` in a project's folder means a pipeline, most likely.
+local function check_folder(word, dir)
+  if dir and not posix.exists(dir) and posix.exists "moonwire.lua" then
+    fail.usage("there is no folder %q; pipelines stand after the folder: moonwire %s . %s", dir, word, dir)
+  end
+end
 
 --- Runs the verb: sends its name to everything that runs the project.
 ---@param word string pause | resume
 ---@param done string how it is told
 function M.run(word, done)
   return function(values)
+    check_folder(word, values.DIR)
     local code = 0
     for _, answer in ipairs(control.ask(values.DIR, answers.line(word, unpack(values.PIPELINE or {})), 10)) do
       local reply = answer.reply

@@ -4,6 +4,7 @@ local core = require "moonwire.core"
 local fail = require "moonwire.cli.fail"
 local out = require "moonwire.cli.out"
 local posix = require "moonwire.cli.posix"
+local project = require "moonwire.cli.project.folder"
 
 local TURN_MS = 50
 
@@ -16,12 +17,11 @@ local function argv_of(values)
   return argv
 end
 
---- What a spec tests stands in its project, not only in its folder.
+--- What a spec tests stands in its project, not only in its folder. With their links, which may lead elsewhere later.
 local function folders_of(values)
   local list, known = {}, {}
   for _, path in ipairs(#values.PATH > 0 and values.PATH or { "." }) do
-    local dir = posix.realpath(path)
-    if not posix.is_dir(dir) then dir = dir:match "^(.+)/[^/]*$" or "/" end
+    local dir = project.given(posix.is_dir(path) and path or path:match "^(.*/)[^/]*$" or ".")
     local at = dir
     while at and at ~= "" do
       if posix.exists(at .. "/moonwire.lua") then dir = at break end

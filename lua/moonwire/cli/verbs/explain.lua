@@ -18,6 +18,7 @@ local HITS_MOST = 10
 -- ---- the processes ----
 
 local function ask(values, what)
+  if what == "" then fail.usage "WHAT is empty: say a message's id, or a key" end
   local line = answers.line("explain", what)
   if #line > LINE_MOST then fail.usage "that is too long for a key or an id" end
   local found, known, silent = {}, false, {}

@@ -102,6 +102,7 @@ end
 
 local function run(values)
   C.mw_log_setup(FORMATS[values.log] or 0, LEVELS[values["log-level"] or "info"])
+  if not values.slot then C.mw_log_guard() end -- a worker's lines are kept by its supervisor
   posix.hold_signals_for_run() -- a TERM while the project is read drains it like any other
   if not values.slot and values.workers ~= 0 then return supervise(values) end
   if values.slot then

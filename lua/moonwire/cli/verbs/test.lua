@@ -7,7 +7,9 @@ local json = require "moonwire.json"
 local posix = require "moonwire.cli.posix"
 local specs = require "moonwire.internal.specs"
 
-local OUTPUTS = { plain = "plainTerminal", tap = "TAP", junit = "junit" }
+local OUTPUTS = {
+  plain = "plainTerminal", tap = "moonwire.testing.output.tap", junit = "moonwire.testing.output.junit",
+}
 
 -- ---- what is tested ----
 
