@@ -31,6 +31,7 @@ static struct {
     volatile uint64_t read_until; /* a project is read in vm, and may be until then; 0: none is */
     size_t held;                  /* bytes that vm held when that began: they are not the project's */
     volatile sig_atomic_t armed;  /* the hook is set in vm */
+    char where[256];              /* file:line where the handler that runs was broken first */
     mw_vm *owner;                 /* of the profiler */
 } watch;
 
@@ -71,12 +72,19 @@ static void push_read_too_much(lua_State *L, lua_Debug *ar) {
                     ar->currentline, (int)((watch.vm->alloc.limit - watch.held) >> 20));
 }
 
+/* Allocates nothing. One that catches the error is broken again, elsewhere: the first place tells more. */
+static void push_deadline(lua_State *L, lua_Debug *ar) {
+    lua_getinfo(L, "l", ar);
+    if (!*watch.where) snprintf(watch.where, sizeof watch.where, "%s:%d", ar->short_src, ar->currentline);
+    lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.deadline");
+}
+
 static void hook(lua_State *L, lua_Debug *ar) {
     if (in_library(L, ar)) return;
     if (watch.armed && watch.read_until)
         push_read_too_long(L, ar);
     else if (watch.armed && watch.current)
-        lua_getfield(L, LUA_REGISTRYINDEX, "moonwire.deadline"); /* allocates nothing */
+        push_deadline(L, ar);
     else if (!watch.vm->crowded || !too_much(watch.vm))
         return;
     else if (watch.read_until)
@@ -290,6 +298,7 @@ void mw_vm_enter(mw_vm *vm, mw_delivery *d) {
     pulse->entry = mw_delivery_ledger(d);
     pulse->turn++;
     if (!vm->watched) return;
+    *watch.where = 0;
     watch.deadline = watch.now + (uint64_t)(left + PERIOD_MS); /* never too early */
     watch.current = d;
 }
@@ -302,5 +311,7 @@ bool mw_vm_leave(mw_vm *vm, mw_delivery *d) {
     disarm(vm);
     return d && mw_delivery_late(d);
 }
+
+const char *mw_vm_broken_at(void) { return watch.where; }
 
 bool mw_vm_breaking(void) { return watch.armed || (watch.vm && watch.vm->crowded); }

@@ -33,6 +33,7 @@ bool mw_delivery_wait(struct mw_delivery *d);
  * has passed, whatever it says; d may be NULL. */
 void mw_vm_enter(struct mw_vm *vm, struct mw_delivery *d);
 bool mw_vm_leave(struct mw_vm *vm, struct mw_delivery *d);
+const char *mw_vm_broken_at(void); /* file:line where the last handler to leave was broken, or "" */
 bool mw_vm_breaking(void); /* a handler is being broken: its errors are not for its coroutines to swallow */
 /* Told on standard output when a handler that does not come back from a C call takes the process with it,
  * which then ends with that code: a head, all that was added to the report, and the last words. Copied. */

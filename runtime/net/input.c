@@ -21,9 +21,9 @@ static void endless(mw_stream *s) {
     mw_stream_doom(s, &e);
 }
 
-void mw_input_again(mw_stream *s) {
+static void show_input(mw_stream *s) {
     size_t size = mw_fifo_size(&s->in), need = 0;
-    if (!size || size < s->need || s->held || !mw_stream_alive(s)) return;
+    if (!size || size < s->need || !mw_stream_alive(s)) return;
     size_t used = s->events.input(s->owner, s->in.data + s->in.at, size, &need);
     if (!mw_stream_alive(s)) return;
     mw_fifo_taken(&s->in, used);
@@ -58,7 +58,7 @@ void mw_input_run(mw_stream *s) {
     bool more = true;
     size_t budget = PER_TURN;
     s->readable = false;
-    while (more && budget && !s->held && mw_stream_alive(s)) {
+    while (more && budget && mw_stream_alive(s)) {
         size_t room = room_to_read(s);
         if (!room) return endless(s);
         ssize_t n = read_some(s, room, &more, &e);
@@ -69,10 +69,10 @@ void mw_input_run(mw_stream *s) {
         s->heard = mw_loop_real_ms(s->loop);
         if ((size_t)n == s->chunk && s->chunk < MOST_CHUNK) s->chunk *= 2;
         budget -= (size_t)n < budget ? (size_t)n : budget;
-        mw_input_again(s);
+        show_input(s);
     }
     if (!mw_stream_alive(s)) return;
-    if (more && s->tls && !s->held) { /* decrypted already: the poll would not tell */
+    if (more && s->tls) { /* decrypted already: the poll would not tell */
         s->readable = true;
         mw_stream_soon(s);
     }
@@ -80,27 +80,12 @@ void mw_input_run(mw_stream *s) {
     mw_stream_trim_later(s);
 }
 
-/* ---- not reading for a while ---- */
+/* ---- reading later ---- */
 
 /* A socket that is looked at after each rest is not given to the poll and taken away again in between. */
 void mw_input_watch(mw_stream *s) {
-    if (s->held || s->read_io.watcher || mw_timer_running(&s->rest)) return;
+    if (s->read_io.watcher || mw_timer_running(&s->rest)) return;
     mw_io_start(s->loop, &s->read_io, s->fd, MW_READ, mw_stream_readable);
-}
-
-void mw_stream_hold(mw_stream *s, bool hold) {
-    if (!mw_stream_is_up(s) || s->held == hold) return;
-    s->held = hold;
-    mw_timer_stop(&s->rest);
-    if (hold) {
-        mw_io_stop(&s->read_io);
-        return;
-    }
-    s->heard = mw_loop_real_ms(s->loop);
-    s->again = true;
-    if (s->tls) s->readable = true;
-    mw_input_watch(s);
-    mw_stream_soon(s);
 }
 
 static void rested(mw_timer *t) {
@@ -110,7 +95,7 @@ static void rested(mw_timer *t) {
 }
 
 void mw_stream_rest(mw_stream *s, int64_t ms) {
-    if (!mw_stream_is_up(s) || s->held || mw_timer_running(&s->rest)) return;
+    if (!mw_stream_is_up(s) || mw_timer_running(&s->rest)) return;
     mw_io_stop(&s->read_io);
     mw_timer_start_real(s->loop, &s->rest, ms, rested);
 }

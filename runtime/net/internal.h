@@ -50,8 +50,7 @@ struct mw_stream {
 
     /* Noted during the poll, for the turn. */
     bool readable, writable, deadline_over, idle_over, stuck_over;
-    bool again; /* a hold ended: show the input again */
-    bool held, full, told_outside;
+    bool full, told_outside;
     bool is_below;        /* the output fell below the low mark: the owner is still to be told */
     bool doomed;          /* it is over, for this reason; `down` is still to come */
     bool write_failed;    /* likewise, once what the server said last was read */
@@ -83,7 +82,6 @@ void mw_dial_later(mw_stream *s); /* the next round, after the backoff */
 
 /* input.c */
 void mw_input_run(mw_stream *s);   /* reads and shows */
-void mw_input_again(mw_stream *s); /* shows what is there */
 void mw_input_watch(mw_stream *s); /* asks the poll for what comes, if that is due */
 
 /* output.c */

@@ -103,7 +103,7 @@ void mw_stream_drop(mw_stream *s) {
     if (s->fd >= 0) close(s->fd);
     s->fd = -1;
     s->readable = s->writable = s->deadline_over = s->idle_over = s->stuck_over = false;
-    s->again = s->held = s->full = s->is_below = s->write_failed = false;
+    s->full = s->is_below = s->write_failed = false;
     mw_fifo_taken(&s->in, mw_fifo_size(&s->in));
     mw_fifo_taken(&s->out, mw_fifo_size(&s->out));
     s->need = 0;
@@ -141,7 +141,6 @@ static void lose_after_reading(mw_stream *s) {
 static void check_idle(mw_stream *s) {
     uint64_t limit = (uint64_t)s->o.idle_ms, now = mw_loop_real_ms(s->loop);
     s->idle_over = false;
-    if (s->held) s->heard = now;
     if (now - s->heard < limit) {
         mw_timer_start_real(s->loop, &s->idle, (int64_t)(limit - (now - s->heard)), idle_fired);
         return;
@@ -175,10 +174,6 @@ static void move_bytes(mw_stream *s) {
         s->writable = false;
         mw_io_stop(&s->write_io);
         mw_output_run(s);
-    }
-    if (s->again) {
-        s->again = false;
-        mw_input_again(s);
     }
     if (s->readable && mw_stream_alive(s)) {
         mw_input_run(s);

@@ -69,9 +69,6 @@ void mw_stream_commit(mw_stream *s, size_t len);   /* ... of which so much was f
 void mw_stream_farewell(mw_stream *s);
 bool mw_stream_full(const mw_stream *s);      /* above the high mark: `drained` comes */
 size_t mw_stream_pending(const mw_stream *s); /* written by the owner, not taken by the kernel */
-/* Read nothing for now: back-pressure by the peer's window. No `input` comes, idle_ms stands still, and a
- * peer that goes away is not noticed before the next write. Ends with the connection. */
-void mw_stream_hold(mw_stream *s, bool hold);
 /* Read next in so many ms, whatever comes until then: many small pieces of a busy server become a large one.
  * Asked for in `input`; when nothing has come by then, it is read as ever. */
 void mw_stream_rest(mw_stream *s, int64_t ms);

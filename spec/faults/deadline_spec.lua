@@ -121,7 +121,9 @@ describe("a handler that computes past its timeout", function()
         local letter = letters["loop " .. name]
         assert.is_not_nil(letter, name .. " has no dead letter: " .. text)
         assert.equal("timeout", letter.headers["mw-dead-class"], name)
-        assert.equal("timed out after 0.1 s", letter.headers["mw-dead-last-error"], name)
+        -- what is broken there is a child of mw.all; its parent waits
+        local where = LOOPS[name]:find("mw.all", 1, true) and "" or ", %a+ at handlers/[%w_]+.lua:%d+"
+        assert.matches("^timed out after 0.1 s" .. where, letter.headers["mw-dead-last-error"], name)
         assert.equal("2", letter.headers["mw-dead-attempts"], name)
       end
       assert.equal(#names(), s.trace:count "done")

@@ -158,6 +158,28 @@ describe("a store that is full", function()
     if not ok then error(err, 0) end
   end)
 
+  -- LMDB maps its lock table before there is room for it: a write to a hole that cannot be filled is a SIGBUS
+  it("is refused in words when the disk has no room to open it", function()
+    local dir = process.tmpdir()
+    local mounted = process.run { "mount", "-t", "tmpfs", "-o", "size=1m", "none", dir }
+    if mounted.code ~= 0 then return pending "only root can mount a small disk" end
+    local ok, err = pcall(function()
+      local filler = assert(io.open(dir .. "/filler", "w"))
+      filler:setvbuf "no"
+      while filler:write(("x"):rep(4096)) do end
+      filler:close()
+      for room = 0, 240, 12 do
+        local refused = publish("embedded:" .. dir .. "/store" .. room, "m", "x")
+        assert.equal(69, refused.code, "with " .. room .. " kB: " .. refused.stderr)
+        assert.matches("moonwire publish: .*store" .. room, refused.stderr)
+        process.run { "rm", "-r", dir .. "/store" .. room }
+        process.run { "truncate", "-s", "-12k", dir .. "/filler" }
+      end
+    end)
+    process.run { "umount", "-l", dir }
+    if not ok then error(err, 0) end
+  end)
+
   it("survives a process that may not write any further", function()
     local dir = process.tmpdir()
     local url = "embedded:" .. dir .. "/store"

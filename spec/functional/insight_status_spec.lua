@@ -69,6 +69,13 @@ describe("status", function()
     assert.equal(64, app:run("top", "--interval", "0.01").code)
   end)
 
+  -- timeout(1) runs its command in the background, where whoever changes the terminal is stopped
+  it("top is not stopped when it runs in the background of a terminal", function()
+    if not process.which "script" then return pending "needs script(1)" end
+    local command = ("timeout -k 1 5 %s top %s --count 2 --interval 0.1; exit $?"):format(os.getenv "MOONWIRE_BIN", app.work.path)
+    assert.equal(0, process.run({ { "script", "-qec", command, "/dev/null" }, timeout = 30 }).code)
+  end)
+
   -- script(1) gives it a terminal; what is typed there comes from its standard input.
   it("top draws on a terminal, fits its width, and leaves it as it was when q is pressed", function()
     local binary = os.getenv "MOONWIRE_BIN"

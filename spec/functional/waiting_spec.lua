@@ -88,7 +88,13 @@ describe("waiting", function()
 
   it("that is refused leaves the deadline in force", function()
     local dead = run(project { timeout = 0.5 }, { "pcall(in_sort, function() mw.sleep(1) end) while true do end" })
-    assert.equal("timed out after 0.5 s", dead.m1)
+    assert.matches("^timed out after 0.5 s, computing at code:1$", dead.m1)
+  end)
+
+  it("that goes past the deadline is told with its place", function()
+    local dead = run(project { timeout = 0.1 }, { "mw.sleep(5) return true", "return mw.sleep(5)" })
+    assert.equal("timed out after 0.1 s, waiting at code:1", dead.m1)
+    assert.matches("^timed out after 0.1 s", dead.m2) -- a tail call leaves no place behind
   end)
 
   it("is nothing that a function for dedupe's key disturbs", function()

@@ -3,8 +3,7 @@
  *   what is shown stands alone on the heap, where ASan sees a byte too many, and moves with every call;
  *   no more is consumed than was shown;
  *   neither what is understood nor whether it is nonsense depends on how the bytes were split.
- * A fuzz target calls feed with what libFuzzer gives it; a test calls feed_mutated with good samples.
- * frames_fuzz.c is the smallest example. */
+ * A fuzz target calls feed with what libFuzzer gives it; a test calls feed_mutated with good samples. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

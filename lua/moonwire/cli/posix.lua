@@ -16,6 +16,8 @@ char *mwc_realpath(const char *path, char *out) __asm__("realpath");
 void *mwc_opendir(const char *path) __asm__("opendir");
 int mwc_closedir(void *dir) __asm__("closedir");
 int mwc_access(const char *path, int mode) __asm__("access");
+int mwc_tcgetpgrp(int fd) __asm__("tcgetpgrp");
+int mwc_getpgrp(void) __asm__("getpgrp");
 int mwc_tcgetattr(int fd, void *termios) __asm__("tcgetattr");
 int mwc_tcsetattr(int fd, int when, const void *termios) __asm__("tcsetattr");
 int mwc_ioctl(int fd, unsigned long request, ...) __asm__("ioctl");
@@ -90,11 +92,12 @@ function M.sleep(seconds) C.mwc_poll(nil, 0, math.floor(seconds * 1000)) end
 
 local TIOCGWINSZ, ICANON, ECHO, LFLAG = 0x5413, 2, 8, 3 -- c_lflag is the fourth word of struct termios
 
---- Keys come one by one and are not shown, until the function that is returned is called; nil where there are none.
+--- Keys come one by one and are not shown, until the function that is returned is called; nil where there are none. In
+--- the background (`timeout 9 moonwire top`) there are none either: who touches the terminal there is stopped.
 ---@return fun()|nil restore
 function M.single_keys(fd)
   local before, now = ffi.new "uint32_t[64]", ffi.new "uint32_t[64]" -- glibc needs 60 bytes
-  if C.mwc_tcgetattr(fd, before) ~= 0 then return nil end
+  if C.mwc_tcgetpgrp(fd) ~= C.mwc_getpgrp() or C.mwc_tcgetattr(fd, before) ~= 0 then return nil end
   ffi.copy(now, before, 256)
   now[LFLAG] = bit.band(now[LFLAG], bit.bnot(ICANON + ECHO))
   C.mwc_tcsetattr(fd, 0, now)

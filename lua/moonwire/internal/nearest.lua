@@ -21,10 +21,11 @@ end
 
 ---@param word string
 ---@param list string[]
+---@param most integer|nil edits; half of the word when not given
 ---@return string|nil # the nearest of the list, or nil when none is near enough to be meant
-return function(word, list)
+return function(word, list, most)
   if #word > 64 then return nil end
-  local found, best = nil, math.floor(#word / 2) + 1
+  local found, best = nil, (most or math.floor(#word / 2)) + 1
   for _, candidate in ipairs(list) do
     local d = distance(word:lower(), candidate:lower())
     if d < best then found, best = candidate, d end

@@ -38,11 +38,28 @@ local function answer(p, task, delivery, ok, a, b)
   return ack(delivery)
 end
 
+--- Where a coroutine that waits stands in the project; nil when a tail call has left no trace.
+local function place_of(co)
+  for level = 0, 30 do
+    local info = debug.getinfo(co, level, "Sl")
+    if not info then return nil end
+    if info.source:sub(1, 1) == "@" then return ("%s:%d"):format(info.short_src, info.currentline) end
+  end
+end
+
+--- What to say about a handler that ran into its deadline.
+local function too_late(p, task)
+  local waits = coroutine.status(task.co) == "suspended"
+  local place = waits and (place_of(task.co) or "") or ffi.string(C.mw_vm_broken_at())
+  if place == "" then return ("timed out after %g s"):format(p.timeout) end
+  return ("timed out after %g s, %s at %s"):format(p.timeout, waits and "waiting" or "computing", place)
+end
+
 --- The deadline passed while the handler computed: what it answered, or caught, does not matter.
 local function timed_out(p, task, deliveries, n)
+  local class, text = "timeout", too_late(p, task)
   wait.cancel(task) -- its children, if any
   p.all[task] = nil
-  local class, text = "timeout", ("timed out after %g s"):format(p.timeout)
   if task.claiming then -- the handler has not begun
     class, text = "outage", ("dedupe: the store did not answer within %g s"):format(p.timeout)
   end

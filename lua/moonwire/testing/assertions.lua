@@ -33,7 +33,8 @@ local function letter_lines(letters)
   local lines = {}
   for i, letter in ipairs(letters) do
     local h = letter.headers
-    lines[i] = ("%s: class %s, %s attempts, %s"):format(letter.id, h["mw-dead-class"], h["mw-dead-attempts"],
+    lines[i] = ("%s: class %s, %s attempt%s, %s"):format(letter.id, h["mw-dead-class"], h["mw-dead-attempts"],
+      h["mw-dead-attempts"] == "1" and "" or "s",
       text_of(h["mw-dead-last-error"] or h["mw-dead-reason"]))
   end
   return lines

@@ -85,10 +85,14 @@ mwr_crumbs *mwr_crumbs_open(mw_sub *s) {
     prefix_of(s, prefix);
     snprintf(c->path, sizeof c->path, "%s/%s%d.%u", in, prefix, (int)getpid(), count++);
     c->fd = open(c->path, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (c->fd >= 0 && flock(c->fd, LOCK_EX | LOCK_NB) == 0 && ftruncate(c->fd, SIZE) == 0 &&
+    /* room is taken at once: a write to a hole that cannot be filled would be a SIGBUS */
+    if (c->fd >= 0 && flock(c->fd, LOCK_EX | LOCK_NB) == 0 && posix_fallocate(c->fd, 0, SIZE) == 0 &&
         (c->places = map(c->fd)))
         return c;
-    if (c->fd >= 0) close(c->fd);
+    if (c->fd >= 0) {
+        unlink(c->path);
+        close(c->fd);
+    }
     free(c);
     return NULL;
 }

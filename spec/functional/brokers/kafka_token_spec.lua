@@ -28,35 +28,14 @@ mw.pipeline "once" { from = broker:channel "twice", handler = "handlers.once", e
 
 local TOKEN = [[
 local mw = require "moonwire"
-local LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-local function base64url(text)
-  local out, bits, count = {}, 0, 0
-  for i = 1, #text do
-    bits, count = bits * 256 + text:byte(i), count + 8
-    while count >= 6 do
-      local high = math.floor(bits / 2 ^ (count - 6))
-      out[#out + 1] = LETTERS:sub(high + 1, high + 1)
-      bits, count = bits - high * 2 ^ (count - 6), count - 6
-    end
-  end
-  if count > 0 then
-    local last = bits * 2 ^ (6 - count) + 1
-    out[#out + 1] = LETTERS:sub(last, last)
-  end
-  return table.concat(out)
-end
-local function jwt(life)
-  local now = math.floor(mw.now())
-  return base64url '{"alg":"none"}' .. "."
-    .. base64url(('{"sub":"me","iat":%%d,"exp":%%d}'):format(math.min(now, now + life), now + life)) .. "."
-end
+local jwt = require "jwt"
 local calls, file = 0, assert(io.open(%q, "a"))
 return function()
   calls = calls + 1
   file:write(%q, "\n")
   file:flush()
   %s
-  return { token = jwt(%d), expires = math.floor(mw.now()) + %d, principal = "me", extensions = { traceId = "a b" } }
+  return { token = jwt(mw.now(), %d), expires = math.floor(mw.now()) + %d, principal = "me", extensions = { traceId = "a b" } }
 end
 ]]
 
@@ -70,6 +49,8 @@ return function()
   return { token = given.access_token, expires = mw.now() + given.expires_in }
 end
 ]]
+
+local JWT = assert(io.open(os.getenv "MOONWIRE_ROOT" .. "/spec/support/jwt.lua")):read "*a"
 
 local P = [[function M.handle(msg) trace("done", msg) end]]
 local ONCE = [[
@@ -101,7 +82,7 @@ local function scene(prefix, token, workers)
   client.create(server.bootstrap, { [prefix .. "in"] = { partitions = 6 }, [prefix .. "twice"] = { partitions = 1 },
     [prefix .. "out"] = { partitions = 1 } })
   local self = supervised.scene { handler = P, flags = { "--workers", tostring(workers or 0) }, files = {
-    ["moonwire.lua"] = MAIN:format(url, 'token = require "token"'), ["token.lua"] = token,
+    ["moonwire.lua"] = MAIN:format(url, 'token = require "token"'), ["token.lua"] = token, ["jwt.lua"] = JWT,
     ["handlers/once.lua"] = ONCE,
   } }
   self.outside = broker.open(("kafka://%s/%s"):format(server.bootstrap, prefix))
@@ -198,7 +179,7 @@ describe("an OAUTHBEARER token", function()
       if calls == 1 then error "the identity provider is down" end
       if calls == 2 then return 42 end
       if calls == 3 then return { token = "abc", expire = 5 } end
-      if calls == 4 then return { token = jwt(-100), expires = mw.now() + 3600 } end]], 3600, 3600))
+      if calls == 4 then return { token = jwt(mw.now(), -100), expires = mw.now() + 3600 } end]], 3600, 3600))
     finally(function() assert(s.child:stop(15) == 0, s.child:stderr()) end)
     s.outside:publish("in", list(0, 50))
     s:start()

@@ -36,6 +36,22 @@ describe("dlq ls", function()
     assert.truthy(result.stdout:match "\nf1 +%S+Z +transient +2 +%- +gave up after 2 attempts: .*handler says no\n")
   end)
 
+  it("lists those of all pipelines of the project here when no channel is named", function()
+    local result = here:run { "dlq", "ls" }
+    assert.equal(0, result.code)
+    assert.matches("^CHANNEL +ID +TIME +CLASS +ATTEMPTS +KEY +REASON\norders.dead +%S+ ", result.stdout)
+    assert.equal(2, #cli.objects(here:run({ "dlq", "ls", "--json", "--limit", "2" }).stdout))
+    assert.equal("orders.dead", cli.objects(here:run({ "dlq", "ls", "--json" }).stdout)[1].dead)
+    local elsewhere = cli.workdir():run { "dlq", "ls", "-b", "embedded:" .. here.path .. "/data" }
+    assert.equal(64, elsewhere.code)
+    assert.matches("CHANNEL is missing", elsewhere.stderr)
+  end)
+
+  it("says which channel may be meant when there is nothing on it", function()
+    local result = here:run { "dlq", "ls", "orders.daed" }
+    assert.equal("no dead letters on orders.daed; did you mean orders.dead?\n", result.stderr)
+  end)
+
   it("gives everything as JSON", function()
     local letter = here:letters("--class", "transient")[1]
     assert.same({ "f1", "transient", 2, 0, "orders", '{"fail":true,"b":[1,2]}', "acme" }, {

@@ -104,6 +104,18 @@ describe("publish", function()
     assert.equal(2, #here:messages "a")
   end)
 
+  it("takes the broker from the project in the folder when nothing else says it", function()
+    local here = cli.workdir()
+    here:project()
+    assert.equal(0, here:run({ "publish", "orders", "x" }).code)
+    assert.equal(1, #here:messages "orders")
+    here:write("moonwire.lua", here:read "moonwire.lua" .. '\nmw.connect "redis://user:secret@nowhere.invalid"\n')
+    local several = here:run { "publish", "orders", "x" }
+    assert.equal(64, several.code)
+    assert.matches("several brokers: say which by %-%-broker URL: embedded:.*/data, redis://", several.stderr)
+    assert.falsy(several.stderr:find("secret", 1, true))
+  end)
+
   it("refuses what contradicts itself", function()
     local here = cli.workdir()
     for _, words in ipairs {

@@ -20,6 +20,15 @@ describe("tail", function()
     end
   end)
 
+  it("says that there is nothing, and which channel may be meant", function()
+    local here = cli.workdir()
+    here:project()
+    here:publish("orders", "x")
+    local result = tail(here, "ordres", "--no-follow")
+    assert.same({ 0, "", "nothing on ordres; did you mean orders?\n" }, { result.code, result.stdout, result.stderr })
+    assert.equal("nothing on emails\n", tail(here, "emails", "--no-follow").stderr)
+  end)
+
   it("prints one JSON object a line", function()
     local here = cli.workdir()
     here:publish("a", "é", "--id", "1", "-H", "a=b")

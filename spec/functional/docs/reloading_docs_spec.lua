@@ -31,7 +31,6 @@ describe("docs/reloading.md", function()
     local env = { PATH = bin .. ":" .. os.getenv "PATH", BROKER_URL = false }
     local shop = dir .. "/shop"
     assert(process.run({ binary, "new", "shop", cwd = dir }).code == 0)
-    assert(process.run({ "cp", ".env.example", ".env", cwd = shop }).code == 0)
     child = process.spawn { { binary, "run", shop }, env = env }
     clock.until_(function() return child:stderr():find("all workers started", 1, true) end, 30, "the start")
     local output, commands = nil, 0

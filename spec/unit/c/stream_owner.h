@@ -103,7 +103,6 @@ typedef struct owner {
     uint64_t sum, total; /* of bytes, where they are too many to keep */
     bool frames;         /* four bytes of length, then so many */
     bool deaf;           /* consumes nothing */
-    bool hold_after_one; /* frames: one, then hold */
     int rest_ms;         /* not frames: after each input */
     bool close_on_up, close_on_input, close_on_down, fail_on_input, content, only_sum;
     const char *greeting;
@@ -169,10 +168,6 @@ static inline size_t on_input(void *arg, const char *data, size_t len, size_t *n
         }
         keep(o, data + used + 4, size);
         used += 4 + size;
-        if (o->hold_after_one) {
-            mw_stream_hold(o->s, true);
-            break;
-        }
     }
     return used;
 }

@@ -566,28 +566,7 @@ static void test_large_frames(void) {
     end_peer(&p);
 }
 
-static void test_hold(void) {
-    peer p = listen_on("127.0.0.1", 0, 8);
-    owner o = {.frames = true, .hold_after_one = true};
-    open_with(&o, (mw_stream_options){.hosts = p.hosts, .idle_ms = 1000});
-    UNTIL(accepted(&p) && o.ups);
-    say(&p, "\0\0\0\1a\0\0\0\1b\0\0\0\1c\0\0\0\2d", 20);
-    for (size_t i = 1; i <= 3; i++) {
-        UNTIL(o.got_len == i);
-        turns(i == 1 ? 1300 : 10); /* a held stream is not idle */
-        EQUAL(i, o.got_len);
-        EQUAL(i, o.inputs);
-        mw_stream_hold(o.s, false);
-    }
-    say(&p, "e", 1);
-    UNTIL(o.got_len == 5);
-    CHECK(strcmp(o.got, "abcde") == 0, "%s", o.got);
-    EQUAL(0, o.downs);
-    end_owner(&o);
-    end_peer(&p);
-}
-
-/* What comes during a rest is one read; a stream at rest can be held, and notices that its peer is gone. */
+/* What comes during a rest is one read; a stream at rest notices that its peer is gone. */
 static void test_rest(void) {
     peer p = listen_on("127.0.0.1", 0, 8);
     owner o = {.rest_ms = 300};
@@ -610,45 +589,11 @@ static void test_rest(void) {
     say(&p, "d", 1);
     UNTIL(o.got[o.got_len - 1] == 'd');
 
-    mw_stream_hold(o.s, true); /* now in the rest after that one */
-    say(&p, "e", 1);
-    turns(400);
-    EQUAL(3, o.inputs);
-    mw_stream_hold(o.s, false);
-    UNTIL(o.got[o.got_len - 1] == 'e');
     hang_up(&p);
     UNTIL(o.downs == 1 && accepted(&p) && o.ups == 2);
     say(&p, "f", 1);
     UNTIL(o.got[o.got_len - 1] == 'f');
     end_owner(&o); /* at rest */
-    end_peer(&p);
-}
-
-/* A held stream costs no memory: the peer's window closes. */
-static void test_flood_while_held(void) {
-    static char block[1 << 16];
-    peer p = listen_on("127.0.0.1", 0, 8);
-    owner o = {.only_sum = true};
-    open_to(&o, p.hosts);
-    UNTIL(accepted(&p) && o.ups);
-    mw_stream_hold(o.s, true);
-    size_t before = memory_in_use();
-    uint64_t sent = 0, sum = 0;
-    for (int64_t last = now_ms(); now_ms() - last < 200;) {
-        for (size_t i = 0; i < sizeof block; i++) block[i] = (char)((sent + i) * 7 >> 3);
-        ssize_t n = sendto(p.fd, block, sizeof block, MSG_NOSIGNAL, NULL, 0);
-        mw_loop_step(loop, 1);
-        if (n <= 0) continue;
-        sum = sum_of(block, (size_t)n, sum);
-        sent += (uint64_t)n;
-        last = now_ms();
-    }
-    EQUAL(0, o.total);
-    CHECK(memory_in_use() < before + (1 << 18), "%zu more", memory_in_use() - before);
-    mw_stream_hold(o.s, false);
-    UNTIL(o.total == sent);
-    CHECK(o.sum == sum, "the same bytes");
-    end_owner(&o);
     end_peer(&p);
 }
 
@@ -821,7 +766,6 @@ static void test_not_up(void) {
     mw_stream_write(o.s, "abc", 3);
     memcpy(mw_stream_reserve(o.s, 100), "abc", 3);
     mw_stream_commit(o.s, 3);
-    mw_stream_hold(o.s, true);
     EQUAL(0, mw_stream_pending(o.s));
     UNTIL(o.downs == 1);
     CHECK(has(o.why.text, "refused"), "%s", o.why.text);
@@ -862,14 +806,14 @@ static void test_virtual_clock(void) {
 /* ---- all of it at once ---- */
 
 /* Streams and peers that do everything at random. What must hold: after each `up` the frames come whole and
- * in order from the first one, and nothing comes while it is held or down. */
+ * in order from the first one, and nothing comes while it is down. */
 typedef struct wild {
     owner o; /* first: on_down and on_up are its */
     peer p;
     uint32_t sent, seen; /* frames of this connection */
     char frame[5000];
     size_t frame_len, frame_at;
-    bool held, up;
+    bool up;
     uint64_t frames;
 } wild;
 
@@ -877,7 +821,6 @@ static void wild_up(void *arg) {
     wild *w = arg;
     CHECK(!w->up, "up twice");
     w->up = true;
-    w->held = false;
     w->seen = 0;
     if (rnd(2)) mw_stream_established(w->o.s);
     if (rnd(3) == 0) mw_stream_write(w->o.s, w->frame, 100);
@@ -887,7 +830,7 @@ static size_t wild_input(void *arg, const char *data, size_t len, size_t *need) 
     wild *w = arg;
     size_t used = 0;
     uint32_t size, number;
-    CHECK(w->up && !w->held, "input while it is %s", w->up ? "held" : "down");
+    CHECK(w->up, "input while it is down");
     while (len - used >= 8) {
         memcpy(&size, data + used, 4);
         memcpy(&number, data + used + 4, 4);
@@ -901,11 +844,6 @@ static size_t wild_input(void *arg, const char *data, size_t len, size_t *need) 
                 CHECK(false, "byte %u of frame %u", i, number);
         used += 8 + size;
         w->frames++;
-        if (rnd(20) == 0) {
-            mw_stream_hold(w->o.s, true);
-            w->held = true;
-            break;
-        }
         if (rnd(20) == 0) mw_stream_rest(w->o.s, (int64_t)rnd(3));
         if (rnd(200) == 0) {
             mw_error e;
@@ -920,7 +858,7 @@ static size_t wild_input(void *arg, const char *data, size_t len, size_t *need) 
 static void wild_down(void *arg, const mw_error *why) {
     wild *w = arg;
     CHECK(why->text[0], "a reason");
-    w->up = w->held = false;
+    w->up = false;
     w->o.downs++;
 }
 
@@ -952,10 +890,6 @@ static void peer_acts(wild *w) {
 
 static void owner_acts(wild *w) {
     static char much[100000];
-    if (w->held && rnd(3) == 0) {
-        w->held = false;
-        mw_stream_hold(w->o.s, false);
-    }
     if (rnd(5) == 0 && !mw_stream_full(w->o.s))
         mw_stream_write(w->o.s, much, rnd(rnd(10) ? 100 : sizeof much));
 }
@@ -1109,9 +1043,7 @@ static const test tests[] = {{"echo", test_echo},
                              {"no_end", test_no_end},
                              {"last_words", test_last_words},
                              {"large_frames", test_large_frames},
-                             {"hold", test_hold},
                              {"rest", test_rest},
-                             {"flood_while_held", test_flood_while_held},
                              {"fairness", test_fairness},
                              {"peer_stops_reading", test_peer_stops_reading},
                              {"slow_reader", test_slow_reader},

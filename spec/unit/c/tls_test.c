@@ -377,31 +377,6 @@ static void test_renegotiation(void) {
     end_tls_peer(&p);
 }
 
-/* What OpenSSL has decrypted already is not seen by the poll. */
-static void test_hold(void) {
-    char frames[4 * 100 + 1] = {0};
-    tls_peer p;
-    owner o = {.frames = true, .hold_after_one = true};
-    for (int i = 0; i < 80; i++) {
-        frames[5 * i + 3] = 1;
-        frames[5 * i + 4] = (char)('a' + i % 26);
-    }
-    set_up_tls_peer(&p, CRUMBS, &server);
-    start_tls_peer(&p);
-    open_with(&o, options_for(&p));
-    UNTIL(o.ups);
-    mw_stream_write(o.s, frames, 400);
-    for (size_t i = 1; i <= 80; i++) {
-        UNTIL(o.got_len == i);
-        if (i == 1) turns(50); /* all of it is here */
-        EQUAL(i, o.got_len);
-        mw_stream_hold(o.s, false);
-    }
-    EQUAL(0, o.downs);
-    end_owner(&o);
-    end_tls_peer(&p);
-}
-
 static void test_system_calls(void) {
     tls_peer p;
     owner o = {0};
@@ -522,7 +497,6 @@ static const test tests[] = {{"believed", test_believed},
                              {"crumbs", test_crumbs},
                              {"new_keys", test_new_keys},
                              {"renegotiation", test_renegotiation},
-                             {"hold", test_hold},
                              {"system_calls", test_system_calls},
                              {"ends", test_ends},
                              {"peer_stops_reading", test_peer_stops_reading},

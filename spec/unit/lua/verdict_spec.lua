@@ -35,6 +35,7 @@ describe("verdicts", function()
     refuses('mw.retry: unknown option "afer"; did you mean "after"?', mw.retry, { afer = 1 })
     refuses('mw.retry: unknown option "qqqq"; it takes after, reason and class', mw.retry, { qqqq = 1 })
     refuses('mw.retry: unknown option "1"', mw.retry, { "why" })
+    refuses("mw.retry: write { after = 5 } for a delay in seconds", mw.retry, 5)
     for _, after in ipairs { -1, 0 / 0, math.huge, 1e300, "5", true } do
       refuses("mw.retry: after must be seconds, 0 or more", mw.retry, { after = after })
     end

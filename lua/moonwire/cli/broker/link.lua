@@ -1,11 +1,10 @@
 --- Opening a broker for a command: where its address comes from, and what to refuse before it is touched.
 local C = require "moonwire.internal.cdef"
-local core = require "moonwire.core"
 local env = require "moonwire.internal.config.env"
 local fail = require "moonwire.cli.fail"
 local files = require "moonwire.internal.config.files"
 local ffi = require "ffi"
-local out = require "moonwire.cli.out"
+local here = require "moonwire.cli.broker.here"
 local posix = require "moonwire.cli.posix"
 local task = require "moonwire.cli.task"
 local token = require "moonwire.internal.token"
@@ -19,8 +18,8 @@ local PATIENCE = 3 -- seconds, from the first time that all addresses failed
 -- As in runtime/core/driver.h.
 M.CAN = { delay = 1, priority = 2, browse = 32, remove = 64, groups = 512 }
 
-M.FLAG = { "broker", "URL", "the broker, such as embedded:data\n(default: BROKER_URL, from the environment or ./.env)",
-  short = "b" }
+M.FLAG = { "broker", "URL", "the broker, such as embedded:data\n(default: BROKER_URL, from the environment or ./.env, "
+  .. "else the one of the project here)", short = "b" }
 
 -- ---- addresses ----
 
@@ -68,12 +67,6 @@ local function from_env_file()
   local values, err = env.parse(text, ".env")
   if not values then fail.raise(fail.CONFIG, err) end
   return values.BROKER_URL
-end
-
-local function given(values)
-  local url = values.broker or os.getenv "BROKER_URL" or from_env_file()
-  if not url or url == "" then fail.usage "which broker? Say --broker URL, or set BROKER_URL" end
-  return M.absolute(url)
 end
 
 -- ---- opening ----
@@ -137,23 +130,41 @@ end
 
 -- ---- the project here ----
 
---- In a project's folder a command treats its channels as the project declares them. One that cannot be read is no
---- reason not to look at its messages.
+--- Without an address on the command line or in the environment, the project says where it is.
+local function given(values)
+  local url = values.broker or os.getenv "BROKER_URL" or from_env_file()
+  if not url then
+    local connections = here.connections()
+    if #connections > 1 then
+      local urls = {}
+      for i, c in ipairs(connections) do urls[i] = shown(c.link) end
+      fail.usage("the project here has several brokers: say which by --broker URL: %s", table.concat(urls, ", "))
+    end
+    url = connections[1] and connections[1].given
+  end
+  if not url or url == "" then
+    fail.usage "which broker? Say --broker URL, set BROKER_URL, or do this in the folder of a project"
+  end
+  return M.absolute(url)
+end
+
+local function is(link, other) return other == link or M.same(shown(other), shown(link)) end
+
+--- Is a connection of the project to this broker?
+---@param self moonwire.Broker
+---@param link ffi.cdata*
+---@return boolean
+function M.is(self, link) return is(self.link, link) end
+
+--- In a project's folder a command treats its channels as the project declares them.
 ---@param link ffi.cdata*
 ---@param url string|nil --broker
 local function declare(link, url)
-  if not posix.exists "moonwire.lua" then return end
-  local project = require "moonwire.internal.config.project"
-  local ok, read = core.read(project.read, posix.realpath ".", { overrides = { BROKER_URL = url } })
-  local problem = ok and read.problems[1] or not ok and tostring(read)
-  if problem then
-    out.note("note: the project here cannot be read in full, options of its channels may be missing: %s", problem)
-  end
-  if not ok then return end
+  local project = here.project(url)
+  if not project then return end
   local failure = ffi.new "mw_failure"
-  for _, d in ipairs(read.declared) do
-    local of = d.channel:link_of()
-    if of == link or M.same(shown(of), shown(link)) then
+  for _, d in ipairs(project.declared) do
+    if is(link, d.channel:link_of()) then
       local settings = ffi.new("mw_setting[?]", #d.settings)
       for i, s in ipairs(d.settings) do settings[i - 1].name, settings[i - 1].value = s.name, s.value end
       local age, count = math.floor((d.retain.age or 0) * 1000), d.retain.count or 0

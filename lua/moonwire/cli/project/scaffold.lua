@@ -43,33 +43,36 @@ return M
 }
 ]] },
   { "spec/orders_spec.lua", [[
--- Run by `moonwire test`. A handler is a plain table: call it with what it reads of a message.
-local mw = require "moonwire"
-local orders = require "handlers.orders"
+-- Run by `moonwire test`: the whole project, on a broker in memory and a clock that the spec moves.
+local testing = require "moonwire.testing"
 
 describe("orders", function()
-  local publish
+  local app
 
-  before_each(function() publish = stub(mw, "publish") end)
-  after_each(function() publish:revert() end)
+  before_each(function() app = testing.start() end)
+  after_each(function() app:stop() end)
 
   it("are passed on", function()
-    local verdict = orders.handle { key = "ann", data = { item = "teapot", quantity = 1 } }
-    assert.is_nil(verdict) -- the ack
-    assert.stub(publish).was_called_with("orders.taken", { item = "teapot" }, { key = "ann" })
+    app:publish("orders", { item = "teapot", quantity = 1 }, { key = "ann" })
+    app:settle()
+    assert.handled(app, "orders", 1)
+    assert.published(app, "orders.taken", { { item = "teapot" } })
   end)
 
-  it("of more than we have are rejected", function()
-    local verdict = orders.handle { data = { item = "teapot", quantity = 1000 } }
-    assert.equal("reject", verdict.kind)
-    assert.equal("business", verdict.class)
-    assert.stub(publish).was_not_called()
+  it("of more than we have are dead letters", function()
+    app:publish("orders", { item = "teapot", quantity = 1000 })
+    app:settle()
+    assert.dead(app, "orders", { class = "business", reason = "1000 of teapot are more than we have" })
+    assert.published(app, "orders.taken", 0)
   end)
 end)
 ]] },
   { ".env.example", [[
 # Settings of this machine: copy to .env. The commands read it in this folder; what the environment says wins.
 BROKER_URL=embedded:data
+#BROKER_URL=redis://localhost
+#BROKER_URL=amqp://localhost
+#BROKER_URL=kafka://localhost:9092
 ]] },
   { ".luarc.json", [[
 {
@@ -87,15 +90,17 @@ BROKER_URL=embedded:data
 
 A Moonwire project: `moonwire.lua` says what runs, `handlers/` what is done with a message.
 
-    cp .env.example .env           # where the broker is
     moonwire check                 # is it right?
     moonwire test                  # run the specs
     moonwire run                   # run it; Ctrl-C ends it
+    moonwire run --watch           # and take new code whenever a file is saved
 
 In another terminal:
 
     moonwire publish orders '{"item": "teapot", "quantity": 1}' --key ann
     moonwire publish orders '{"item": "teapot", "quantity": 1000}' --key bob
-    moonwire dlq ls orders.dead
+    moonwire dlq ls
+
+Messages are kept in the folder `data`, by the broker in the binary. For another one, copy `.env.example` to `.env`.
 ]] },
 }

@@ -1,5 +1,7 @@
 --- moonwire dlq: the verbs that work on dead letters.
 local broker = require "moonwire.cli.broker.link"
+local fail = require "moonwire.cli.fail"
+local here = require "moonwire.cli.broker.here"
 local json = require "moonwire.json"
 local letters = require "moonwire.cli.dlq.letters"
 local out = require "moonwire.cli.out"
@@ -10,41 +12,69 @@ local JSON_FLAG = { "json", nil, "one object a line" }
 
 -- ---- ls ----
 
-local function row(letter)
+local function row(letter, dead)
   return {
-    out.plain(letter.id), out.time(letter.time), out.plain(letter.class), out.plain(letter.attempts),
+    out.plain(dead), out.plain(letter.id), out.time(letter.time), out.plain(letter.class), out.plain(letter.attempts),
     letter.key and out.plain(letter.key) or "-", out.plain(letter.reason),
   }
 end
 
+--- The channels of dead letters: the one that was named, or those of all pipelines of the project here.
+local function channels_of(link, values)
+  if values.CHANNEL then return { values.CHANNEL } end
+  local names = here.channels(values.broker, "dead", function(of) return broker.is(link, of) end)
+  if #names == 0 then fail.usage "CHANNEL is missing; it may be left out in the folder of a project only" end
+  return names
+end
+
+local function tell_none(values, names)
+  local text = letters.chooses(values) and "no dead letter on %s is as the flags say" or "no dead letters on %s"
+  local hint = values.CHANNEL and here.hint(values.broker, values.CHANNEL, "dead") or ""
+  for i, name in ipairs(names) do names[i] = out.plain(name) end
+  out.note(text .. "%s", table.concat(names, ", "), hint)
+end
+
 local function list(link, values)
-  local print_rows, rows = out.table { "ID", "TIME", "CLASS", "ATTEMPTS", "KEY", "REASON" }, {}
-  local count, missing = letters.each(link, values, { body = values.json }, function(letter)
-    if values.json then out.json(letters.object(letter)) else rows[#rows + 1] = row(letter) end
-  end, function()
-    if #rows > 0 then print_rows(rows) end
-    rows = {}
-    out.flush()
-  end)
-  letters.must_be_found(missing, values)
-  if count == 0 and not values.json then
-    local text = letters.chooses(values) and "no dead letter on %s is as the flags say" or "no dead letters on %s"
-    out.note(text, out.plain(values.CHANNEL))
+  local names = channels_of(link, values)
+  local heads, first = { "CHANNEL", "ID", "TIME", "CLASS", "ATTEMPTS", "KEY", "REASON" }, values.CHANNEL and 2 or 1
+  local print_rows, rows, total = out.table { unpack(heads, first) }, {}, 0
+  for _, name in ipairs(names) do
+    local limit = values.limit and values.limit - total
+    if limit == 0 then break end
+    local count, missing = letters.each(link, setmetatable({ CHANNEL = name, limit = limit }, { __index = values }),
+      { body = values.json }, function(letter)
+        if values.json then
+          local object = letters.object(letter)
+          object.dead = name
+          out.json(object)
+        else
+          rows[#rows + 1] = { unpack(row(letter, name), first) }
+        end
+      end, function()
+        if #rows > 0 then print_rows(rows) end
+        rows = {}
+        out.flush()
+      end)
+    letters.must_be_found(missing, values)
+    total = total + count
   end
+  if total == 0 and not values.json then tell_none(values, names) end
   return 0
 end
 
 local ls = {
   name = "dlq ls",
   summary = "Lists dead letters, the oldest first.",
-  arguments = { CHANNEL, { "ID", "only these", optional = true, many = true } },
+  details = "Without CHANNEL: those of all pipelines of the project in the current folder.",
+  arguments = { { CHANNEL[1], CHANNEL[2], optional = true }, { "ID", "only these", optional = true, many = true } },
   flags = letters.flags(broker.FLAG, JSON_FLAG),
   examples = {
+    "moonwire dlq ls",
     "moonwire dlq ls --broker embedded:data orders.dead",
     "moonwire dlq ls --broker embedded:data orders.dead --class invalid --newer 1h --json",
   },
   run = function(values)
-    broker.channel(values.CHANNEL)
+    if values.CHANNEL then broker.channel(values.CHANNEL) end
     return task.run(function() return list(broker.open(values, { need = { "browse" } }), values) end)
   end,
 }

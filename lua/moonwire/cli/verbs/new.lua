@@ -60,7 +60,7 @@ local function run(values)
     write(dir .. "/" .. file[1], (text:gsub("%f[%w]NAME%f[%W]", name)))
     out.line(dir .. "/" .. file[1])
   end
-  out.note("\nNext:\n  cd %s\n  cp .env.example .env\n  moonwire check && moonwire test\n  moonwire run", dir)
+  out.note("\nNext:\n  cd %s\n  moonwire check && moonwire test\n  moonwire run", dir)
   return 0
 end
 

@@ -1,6 +1,7 @@
 --- moonwire tail: prints what stands on a channel, and what comes. Nothing is taken from anybody.
 local broker = require "moonwire.cli.broker.link"
 local channel = require "moonwire.cli.broker.channel"
+local here = require "moonwire.cli.broker.here"
 local out = require "moonwire.cli.out"
 local task = require "moonwire.cli.task"
 local view = require "moonwire.cli.dlq.view"
@@ -22,14 +23,14 @@ end
 local function follow(link, values)
   local name, left = values.CHANNEL, values.count or math.huge
   local from = values.from or (values["no-follow"] and "start" or "end")
-  local after = from == "end" and channel.newest(link, name) or 0
+  local after, printed = from == "end" and channel.newest(link, name) or 0, 0
   while left > 0 and not task.interrupted() do
     local last = channel.page(link, name, after, function(entries)
       for _, entry in ipairs(entries) do
         if left == 0 or task.interrupted() then return end
         local v = view.of(entry, true)
         if values.json then out.json(view.object(v)) else out.line(plain_line(v)) end
-        left = left - 1
+        left, printed = left - 1, printed + 1
       end
     end)
     out.flush()
@@ -38,6 +39,9 @@ local function follow(link, values)
       task.sleep(POLL)
     end
     after = last
+  end
+  if printed == 0 and values["no-follow"] and not values.json then
+    out.note("nothing on %s%s", out.plain(name), here.hint(values.broker, name, "from"))
   end
   return 0
 end

@@ -42,12 +42,12 @@ local function quit_pressed()
   return keys == "" or keys ~= nil and keys:find "[qQ\3]" ~= nil -- its end, q, Ctrl-C
 end
 
-local function pause(seconds) -- true: it was asked to end
+local function pause(seconds, keys) -- true: it was asked to end
   local left = seconds
   repeat
     task.sleep(math.min(SLICE, left))
     left = left - SLICE
-    if task.interrupted() or quit_pressed() then return true end
+    if task.interrupted() or keys and quit_pressed() then return true end
   until left <= 0
 end
 
@@ -61,16 +61,16 @@ end
 
 local function live(values, interval)
   frame(values.DIR) -- nothing there at all is told at once
-  local restore = posix.single_keys(STDIN) or function() end
+  local restore = posix.single_keys(STDIN)
   out.write(OTHER_SCREEN)
   local ok, err = pcall(function()
     local left = values.count or math.huge
     repeat
       draw(try_frame(values), posix.lines(STDOUT) or 24)
       left = left - 1
-    until left == 0 or pause(interval)
+    until left == 0 or pause(interval, restore ~= nil)
   end)
-  restore()
+  if restore then restore() end
   io.stdout:write(FIRST_SCREEN)
   io.stdout:flush()
   if not ok then error(err, 0) end

@@ -47,6 +47,9 @@ end
 ---@param options { after: number|nil, reason: string|nil, class: string|nil }|string|nil
 ---@return moonwire.Verdict
 function M.retry(options)
+  if type(options) == "number" then
+    error(("mw.retry: write { after = %g } for a delay in seconds"):format(options), 2)
+  end
   if type(options) ~= "table" then options = { reason = options } end
   for name in pairs(options) do
     if name ~= "after" and name ~= "reason" and name ~= "class" then

@@ -1,6 +1,5 @@
---- The world of user scripts: standard Lua without ffi, debug, os.execute and io.popen; text chunks only; a global by
---- accident is an error. It
---- keeps honest people from accidents; it is not a prison for hostile code.
+--- The world of user scripts: standard Lua without ffi, os.execute, io.popen and most of debug; text chunks only; a
+--- global by accident is an error. It keeps honest people from accidents; it is not a prison for hostile code.
 local C = require "moonwire.internal.cdef"
 local fault = require "moonwire.internal.api.fault"
 local files = require "moonwire.internal.config.files"
@@ -72,6 +71,7 @@ local function standard()
   world.os = pick(os, "clock date difftime getenv remove rename time tmpname")
   world.os.time, world.os.date = time, date
   world.io = pick(io, "open lines read write type stdout stderr stdin close")
+  world.debug = pick(debug, "traceback")
   world.coroutine = pick(coroutine, "create running status")
   world.coroutine.resume, world.coroutine.wrap = resume, wrap
   world.coroutine.yield = yield

@@ -66,7 +66,7 @@ static char *worker_path(const char *folder, uint64_t id, const char *suffix) {
 static bool grow_table(mwe_worker *w) {
     uint32_t more = w->capacity ? w->capacity * 2 : FIRST_ENTRIES;
     size_t old_size = w->capacity * sizeof(begun), size = more * sizeof(begun);
-    if (more > MOST_ENTRIES || posix_fallocate(w->fd, HEAD, (off_t)size)) return false;
+    if (more > MOST_ENTRIES || (errno = posix_fallocate(w->fd, HEAD, (off_t)size))) return false;
     void *at = w->table ? mremap(w->table, old_size, size, MREMAP_MAYMOVE)
                         : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, HEAD);
     if (at == MAP_FAILED) return false;
@@ -79,7 +79,7 @@ static bool grow_table(mwe_worker *w) {
 }
 
 static bool fill_file(mwe_worker *w) {
-    if (posix_fallocate(w->fd, 0, HEAD)) return false;
+    if ((errno = posix_fallocate(w->fd, 0, HEAD))) return false;
     w->head = mmap(NULL, HEAD, PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, 0);
     if (w->head == MAP_FAILED) {
         w->head = NULL;
@@ -110,8 +110,7 @@ mwe_worker *mwe_worker_open(const char *folder, mw_error *e) {
     bool made = w->fd >= 0 && flock(w->fd, LOCK_EX | LOCK_NB) == 0 && fill_file(w);
     if (made && rename(temporary, w->path) < 0) made = false;
     if (!made) {
-        mw_fail(e, errno ? errno : ENOSPC, false, "cannot create %s: %s", temporary,
-                strerror(errno ? errno : ENOSPC));
+        mw_fail(e, errno, false, "cannot create %s: %s", temporary, strerror(errno));
         unlink(temporary);
         mwe_worker_close(w);
         w = NULL;

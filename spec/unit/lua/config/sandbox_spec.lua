@@ -49,15 +49,21 @@ describe("the sandbox", function()
   end)
 
   for _, name in ipairs {
-    "ffi", "debug", "package", "jit", "loadfile", "dofile", "setfenv", "getfenv", "module", "newproxy", "arg", "gcinfo",
+    "ffi", "package", "jit", "loadfile", "dofile", "setfenv", "getfenv", "module", "newproxy", "arg", "gcinfo",
   } do
     it("has no " .. name, function() refuses(('undefined variable "%s"'):format(name), "return " .. name) end)
   end
 
   for _, name in ipairs { "os.execute", "os.exit", "os.setlocale", "io.popen", "io.output", "io.input",
-    "string.dump" } do
+    "string.dump", "debug.getinfo", "debug.sethook", "debug.getregistry" } do
     it("has no " .. name, function() assert.is_nil((run(("return %s and 'there' or nil"):format(name)))) end)
   end
+
+  it("has debug.traceback, for xpcall", function()
+    local ok, trace = run "return xpcall(function() error 'oops' end, debug.traceback)"
+    assert.is_false(ok)
+    assert.matches("test.lua:1: oops\nstack traceback:\n", trace, 1, true)
+  end)
 
   it("cannot be asked to stop the collector", function()
     refuses('collectgarbage: only "count" is possible here', "return collectgarbage 'stop'")
