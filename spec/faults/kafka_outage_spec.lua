@@ -1,6 +1,6 @@
--- A broker that goes away while it is asked something else than messages, and comes back later than that question waits.
--- librdkafka 2.0 ends the process then, where requests of its admin API to a coordinator are concerned. The moment is too
--- short for a real broker: librdkafka's mock cluster can be made slow.
+-- A broker that goes away while it is asked something else than messages, and comes back later than that question
+-- waits. librdkafka 2.0 ends the process then, where requests of its admin API to a coordinator are concerned. The
+-- moment is too short for a real broker: librdkafka's mock cluster can be made slow.
 local client = require "spec.support.servers.kafka_client"
 local clock = require "spec.support.wait"
 local process = require "spec.support.process"
