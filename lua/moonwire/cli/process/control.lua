@@ -64,7 +64,9 @@ function M.ask(dir, line, seconds)
     end
   end
   if trouble then fail.raise(fail.UNAVAILABLE, trouble) end
-  if #found == 0 then fail.raise(fail.UNAVAILABLE, "nothing runs the project in %s: `moonwire run` starts it", folder) end
+  if #found == 0 then
+    fail.raise(fail.UNAVAILABLE, "nothing runs the project in %s: `moonwire run` starts it", folder)
+  end
   return flatten(found)
 end
 
