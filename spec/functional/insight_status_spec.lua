@@ -72,8 +72,8 @@ describe("status", function()
   -- timeout(1) runs its command in the background, where whoever changes the terminal is stopped
   it("top is not stopped when it runs in the background of a terminal", function()
     if not process.which "script" then return pending "needs script(1)" end
-    local command = ("timeout -k 1 5 %s top %s --count 2 --interval 0.1; exit $?"):format(os.getenv "MOONWIRE_BIN",
-      app.work.path)
+    local command = ("timeout -k 1 5 %s top %s --count 2 --interval 0.1; exit $?"):format(
+      os.getenv "MOONWIRE_BIN", app.work.path)
     assert.equal(0, process.run({ { "script", "-qec", command, "/dev/null" }, timeout = 30 }).code)
   end)
 

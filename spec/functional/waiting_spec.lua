@@ -97,6 +97,18 @@ describe("waiting", function()
     assert.matches("^timed out after 0.1 s", dead.m2) -- a tail call leaves no place behind
   end)
 
+  -- A connection that nobody opens crashed the worker when a message was to leave through it.
+  it("is no time to declare things: what belongs into moonwire.lua is refused in handlers", function()
+    local dead = run(project(), {
+      "mw.publish(mw.connect('embedded:other'):channel 'x', 'hi')",
+      "mw.pipeline 'x' {}",
+      "mw.settings { drain = 1 }",
+    })
+    for i, name in ipairs { "connect", "pipeline", "settings" } do
+      assert.matches("code:1: mw." .. name .. ": only while the project is read", dead["m" .. i], 1, true)
+    end
+  end)
+
   it("is nothing that a function for dedupe's key disturbs", function()
     local here = project { dedupe = "dedupe = { key = function(msg) pcall(in_sort, at_once) return msg.key end }," }
     for i = 1, 6 do here:publish("orders", "mw.log.info 'handled'", "--id", "k" .. i, "--key", "k" .. i % 2) end

@@ -35,8 +35,9 @@ return function()
   file:write(%q, "\n")
   file:flush()
   %s
-  return { token = jwt(mw.now(), %d), expires = math.floor(mw.now()) + %d, principal = "me",
-           extensions = { traceId = "a b" } }
+  return {
+    token = jwt(mw.now(), %d), expires = math.floor(mw.now()) + %d, principal = "me", extensions = { traceId = "a b" },
+  }
 end
 ]]
 

@@ -379,11 +379,18 @@ end
 local function api(self)
   local mw = require "moonwire"
   mw.env, self.settings_seen = env.reader(read_env(self), self.overrides)
+  -- What is declared later belongs to nothing: a connection would never be opened, a pipeline never run.
+  local function only_while_read(what)
+    if self.sandbox.reading then return end
+    error(what .. ": only while the project is read: do it in moonwire.lua, and use the result in the handler", 3)
+  end
   mw.connect = function(url, options)
+    only_while_read "mw.connect"
     local connection = connect(self, url, options) -- no tail call: errors name the caller's line
     return connection
   end
   mw.pipeline = function(name)
+    only_while_read "mw.pipeline"
     if type(name) ~= "string" then
       error(('mw.pipeline: the name comes first: mw.pipeline "orders" { … }, got a %s'):format(type(name)), 2)
     end
@@ -395,6 +402,7 @@ local function api(self)
     end
   end
   mw.settings = function(settings)
+    only_while_read "mw.settings"
     if type(settings) ~= "table" then error("mw.settings: expected a table", 2) end
     self.settings = fields.check(settings, SETTINGS, position(self, "settings"), self.problems)
     C.mw_vm_read_memory(wait.vm, fields.bytes(self.settings.memory)) -- it holds for the rest of the file too
