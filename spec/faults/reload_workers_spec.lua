@@ -21,8 +21,8 @@ local P99_MOST = 0.010 -- seconds: how much later p99 may be with reloads
 local GROWTH_MOST = 8 * 1024 * 1024 -- of a worker
 local WARM_UP = 3 -- pairs of windows, before memory is looked at
 -- Others on the machine only add to the times, so the calmer windows of each kind are compared; each with reloads has
--- many of them. Where even those without are this slow, times tell of the machine: the run is repeated, and in the end it
--- is asked what a reload costs a worker in CPU time, which nobody else adds to.
+-- many of them. Where even those without are this slow, times tell of the machine: the run is repeated, and in the end
+-- it is asked what a reload costs a worker in CPU time, which nobody else adds to.
 local CALM, TRIES, TOO_LATE, CPU_MOST = 0.25, 2, 0.010, 0.010
 
 -- Stamps each message with the time right before it hands it over. It goes on until it is killed: what it has sent is
