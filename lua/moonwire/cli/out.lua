@@ -87,6 +87,21 @@ function M.plain(text)
   return (text:gsub("[%c\127]", escape):gsub("\194[\128-\159]", escape_c1))
 end
 
+--- For JSON: what came from messages or specs may be no UTF-8, or was cut inside a character. Tables are changed.
+---@generic T
+---@param value T
+---@return T
+function M.printable(value)
+  if type(value) == "string" then
+    if M.is_utf8(value) then return value end
+    local whole = value:gsub("[\192-\255][\128-\191]*$", "")
+    return M.is_utf8(whole) and whole or M.plain(value)
+  elseif type(value) == "table" then
+    for name, item in pairs(value) do value[name] = M.printable(item) end
+  end
+  return value
+end
+
 -- How many columns; wide characters are taken for one.
 local function width(text)
   local _, continued = text:gsub("[\128-\191]", "")

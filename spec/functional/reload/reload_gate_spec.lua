@@ -177,6 +177,9 @@ describe("the gate", function()
       ["local ffi = require 'ffi' ffi.cdef 'int raise(int)' ffi.C.raise(9)"] = "the specs ended with 137",
       ["describe('x', function() before_each(function() error 'no database' end) it('y', function() end) end)"]
         = "no database",
+      ["it('y', function() os.exit(0, true) end)"] = "the specs ended with 0, before they were over",
+      ["it('odd \\255', function() error '\\0\\255' end)"] = "spec/h_spec.lua:1: odd",
+      ["it('long', function() error('x' .. ('ä'):rep(5000), 0) end)"] = "xäää", -- cut inside of a character
     } do
       write("spec/h_spec.lua", text)
       local refused = reload("--gate", "spec")

@@ -22,18 +22,6 @@ function M.parse(line)
   return line:match "^%S*", words
 end
 
--- What came from messages may be no UTF-8, or was cut inside a character.
-local function printable(value)
-  if type(value) == "string" then
-    if out.is_utf8(value) then return value end
-    local whole = value:gsub("[\192-\255][\128-\191]*$", "")
-    return out.is_utf8(whole) and whole or out.plain(value)
-  elseif type(value) == "table" then
-    for name, item in pairs(value) do value[name] = printable(item) end
-  end
-  return value
-end
-
 local answer = {}
 
 -- ---- a reload, in steps: whoever leads it (reloading.lua) makes all workers take the next one, or none ----
@@ -170,7 +158,7 @@ function answer.explain(app, words)
     p.of_key = json.array(p.of_key)
     if p.lane then p.lane.behind = json.array(p.lane.behind) end
   end
-  return { ok = true, generation = app:generation(), pipelines = json.array(printable(list)) }
+  return { ok = true, generation = app:generation(), pipelines = json.array(out.printable(list)) }
 end
 
 local function names_of(app)
@@ -212,11 +200,10 @@ function M.of(app, of)
     local word, words = M.parse(line)
     local known = answer[word]
     local reply = known and known(app, words, of) or { ok = false, problems = ("unknown command %q"):format(line) }
-    return (json.encode(printable(reply), { sort = true }))
+    return (json.encode(out.printable(reply), { sort = true }))
   end
 end
 
-M.printable = printable
 M.stop = stop_specs -- before the process ends
 
 return M

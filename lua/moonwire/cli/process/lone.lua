@@ -3,6 +3,7 @@
 local C = require "moonwire.internal.cdef"
 local answers = require "moonwire.cli.process.answers"
 local json = require "moonwire.json"
+local out = require "moonwire.cli.out"
 local reloading = require "moonwire.cli.reload.reloading"
 local rounds = require "moonwire.cli.process.rounds"
 
@@ -33,7 +34,7 @@ return function(app, answer)
 
   local function begin(words, number)
     go_on { number = number, co = coroutine.create(function()
-      return (json.encode(answers.printable(rounds.compose(reloading.reload(s, words))), { sort = true }))
+      return (json.encode(out.printable(rounds.compose(reloading.reload(s, words))), { sort = true }))
     end) }
     arm()
   end

@@ -35,7 +35,8 @@ function M.outcome(code, report, said, dir)
       or ("%sspec failed: %s: %s"):format(place(failure), failure.name, first)
   end
   if #problems == 0 then
-    problems[1] = ("the specs ended with %d%s"):format(code, said ~= "" and ":\n" .. said or "")
+    local early = code == 0 and ", before they were over" or ""
+    problems[1] = ("the specs ended with %d%s%s"):format(code, early, said ~= "" and ":\n" .. said or "")
   end
   return nil, table.concat(problems, "\n"), json.array(failures)
 end

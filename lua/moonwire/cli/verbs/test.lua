@@ -4,6 +4,7 @@ local core = require "moonwire.core"
 local fail = require "moonwire.cli.fail"
 local files = require "moonwire.internal.config.files"
 local json = require "moonwire.json"
+local out = require "moonwire.cli.out"
 local posix = require "moonwire.cli.posix"
 local specs = require "moonwire.internal.specs"
 
@@ -55,7 +56,7 @@ end
 local function write_report(path, counts)
   local file = assert(io.open(path, "wb"))
   counts.failures = json.array(counts.failures)
-  file:write((json.encode(counts)))
+  file:write((json.encode(out.printable(counts))))
   file:close()
 end
 
