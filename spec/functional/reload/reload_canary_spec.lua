@@ -259,12 +259,14 @@ describe("a canary", function()
   it("is over when the process drains", function()
     begin()
     handler "new"
-    assert.equal(0, reload("--canary", "50%", "--for", "10m", "--no-wait").code)
+    local asked = process.spawn { { binary, "reload", dir, "--canary", "50%", "--for", "10m" } }
     see "msg=canary"
     publish(50)
     all_handled_once()
     assert.equal(0, process.run({ binary, "drain", dir }).code)
     assert.equal(0, (child:wait(15)))
+    assert.not_equal(0, (asked:wait(15)))
+    assert.is_nil(asked:stderr():find("died", 1, true), asked:stderr()) -- nobody has
     child = nil
   end)
 

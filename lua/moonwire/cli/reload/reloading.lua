@@ -219,6 +219,7 @@ end
 local function look(s, asked, pids, known)
   for k, w in ipairs(ask(s, "trial", ANSWER, asked)) do
     if asked[k] and (w.pid ~= pids[k] or w.heard == "gone" or w.heard == "absent") then
+      if s.ending() then return DRAINING, "drain" end
       return ("worker %d died on trial, and starts again with the old code"):format(w.worker or 1), "canary"
     elseif asked[k] and w.heard == "answered" then
       if refused(w) then return w.reply.problems, "drain" end
