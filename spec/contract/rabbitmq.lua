@@ -88,7 +88,7 @@ local M = {}
 M.classic = entry("rabbitmq", function(server, vhost) return rabbitmq.url(server, vhost, "?heartbeat=1") end)
 
 -- Each write of a quorum queue waits for the disk.
-local QUORUM = { few = 0.2, late = 4, notes = 0.6, never_between = true }
+local QUORUM = { few = 0.2, late = 2, notes = 0.6, never_between = true }
 
 M.quorum = entry("rabbitmq-quorum", function(server, vhost)
   return rabbitmq.url(server, vhost, "?heartbeat=1&queue_type=quorum&single_active=true")
