@@ -98,7 +98,7 @@ M.classic = entry("rabbitmq", classic_url)
 
 -- Each write of a quorum queue waits for the disk.
 local function quorum(more)
-  local all = { few = 0.2, late = 4, notes = 0.6, never_between = true }
+  local all = { few = 0.2, late = 2, notes = 0.6, never_between = true }
   for name, value in pairs(more or {}) do all[name] = value end
   return all
 end
