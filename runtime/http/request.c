@@ -395,6 +395,9 @@ static const char *text_of(mw_http_request *r, CURLcode code, char *space, size_
     case CURLE_UNSUPPORTED_PROTOCOL:
         curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &number);
         return number >= 300 ? "redirected to a protocol that is not allowed" : "the answer is not HTTP";
+    case CURLE_WEIRD_SERVER_REPLY: /* what later versions say of a status line that is none */
+        curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &number);
+        return number ? NULL : "the answer is not HTTP";
     case CURLE_TOO_MANY_REDIRECTS: return "too many redirects";
     case CURLE_WRITE_ERROR:
         if (!r->response.too_large) return NULL;
