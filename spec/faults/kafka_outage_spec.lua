@@ -3,14 +3,11 @@
 -- moment is too short for a real broker: librdkafka's mock cluster can be made slow.
 local client = require "spec.support.servers.kafka_client"
 local clock = require "spec.support.wait"
-local process = require "spec.support.process"
 local supervised = require "spec.support.supervised"
 
 local SLOW_MS, AWAY = 400, 10 -- seconds: one question fails, the next one is asked and given up (stranded.c)
 
 describe("Kafka's coordinator", function()
-  teardown(function() process.cleanup() end)
-
   it("may go away while a consumer asks for topics it reads no more, and come back much later", function()
     local mock = client.mock_cluster()
     local s = supervised.scene {

@@ -3,7 +3,6 @@
 local C = require "moonwire.internal.cdef"
 local contract = require("spec.contract.rabbitmq").classic
 local harness = require "spec.support.harness"
-local process = require "spec.support.process"
 local rabbitmq = require "spec.support.servers.rabbitmq"
 
 C.mw_log_setup(0, 9) -- the spec's own links lose their broker too
@@ -19,7 +18,6 @@ describe("rabbitmq, delays:", function()
     for _, h in ipairs(open) do h:close() end
     open = {}
   end)
-  teardown(function() process.cleanup() end)
 
   -- A vhost whose queues are of this type by default.
   local function defaults_to(name, type)

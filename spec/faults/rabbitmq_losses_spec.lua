@@ -3,7 +3,6 @@
 local C = require "moonwire.internal.cdef"
 local contract = require("spec.contract.rabbitmq").classic
 local harness = require "spec.support.harness"
-local process = require "spec.support.process"
 local rabbitmq = require "spec.support.servers.rabbitmq"
 
 C.mw_log_setup(0, 9) -- the spec's own links lose their broker too
@@ -16,7 +15,6 @@ describe("rabbitmq, losses:", function()
     for _, h in ipairs(open) do h:close() end
     open = {}
   end)
-  teardown(function() process.cleanup() end)
 
   local function new(options)
     local h = harness.new(setmetatable({ url = function(h) return contract.url(h) .. (options or "") end },

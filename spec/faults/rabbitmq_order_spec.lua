@@ -17,7 +17,6 @@ describe("rabbitmq, order of publishing:", function()
     for _, h in ipairs(open) do h:close() end
     open = {}
   end)
-  teardown(function() process.cleanup() end)
 
   local function new(streams)
     local h = harness.new(setmetatable({ url = function(h)

@@ -21,7 +21,6 @@ describe("rabbitmq, the protocol", function()
     for _, h in ipairs(open) do h:close() end
     open = {}
   end)
-  teardown(function() process.cleanup() end)
 
   local function new(options)
     local driver = setmetatable(options and { url = function(h) return contract.url(h) .. options end } or {},

@@ -35,7 +35,6 @@ describe("rabbitmq", function()
     for _, h in ipairs(open) do h:close() end
     open = {}
   end)
-  teardown(function() process.cleanup() end)
 
   local function new(fields)
     local driver = setmetatable(fields or {}, { __index = contract })

@@ -157,7 +157,7 @@ function M.new(options) return real(options or {}) end
 function M.shared(version)
   local registry, name = debug.getregistry(), "moonwire.spec.kafka " .. (version or M.version)
   local server = registry[name]
-  if server then return server end
+  if server and (server.mock or server.child and server.child:alive()) then return server end
   local why
   server, why = real { version = version }
   if not server then
