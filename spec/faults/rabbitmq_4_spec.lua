@@ -141,13 +141,13 @@ describe("rabbitmq 4", function()
     return set
   end
 
-  -- What is due while the broker is away cannot return to a quorum queue that has no leader yet: nothing waits there.
+  -- The delays end while the broker is away, before its quorum queues have leaders again.
   it("keeps messages, delayed ones, retries and dead letters through a restart", function()
     local classic, quorum = new(contract.classic_4), new(contract.quorum_4)
-    classic:publish(messages(201, 210, 4))
-    classic:publish(messages(1, 200))
-    quorum:publish(messages(1, 1))
-    quorum:publish(messages(3, 200))
+    for _, h in ipairs { classic, quorum } do
+      h:publish(messages(201, 210, 4))
+      h:publish(messages(1, 200))
+    end
     for _, h in ipairs { classic, quorum } do
       h:start { settings = SETTINGS, handler = FORWARD }
       h:wait_for("done", 20, 30)
@@ -156,11 +156,10 @@ describe("rabbitmq 4", function()
     local server = rabbitmq.get "4"
     server:stop()
     server:start()
-    for h, last in pairs { [classic] = 210, [quorum] = 200 } do
+    for _, h in ipairs { classic, quorum } do
       h:wait_settled("in", 60)
       local out = ids(h:messages "out")
-      for i = 3, last do assert.is_true(out["out-m" .. i], "out-m" .. i .. " is missing") end
-      assert.equal(h == classic, out["out-m2"] or false)
+      for i = 2, 210 do assert.is_true(out["out-m" .. i], "out-m" .. i .. " is missing") end
       assert.same({ m1 = true }, ids(h:dead()))
     end
   end)
