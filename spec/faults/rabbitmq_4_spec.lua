@@ -11,24 +11,13 @@ C.mw_log_setup(0, 9) -- the spec's own links lose their broker too
 local missing = contract.classic_4.missing()
 
 describe("rabbitmq 4", function()
-  local open = {}
-
   if missing then
     io.stderr:write("SKIPPED: faults on RabbitMQ 4, because ", missing, "\n")
     it("has a broker", function() pending(missing) end)
     return
   end
 
-  after_each(function()
-    for _, h in ipairs(open) do h:close() end
-    open = {}
-  end)
-
-  local function new(driver)
-    local h = harness.new(driver)
-    open[#open + 1] = h
-    return h
-  end
+  local new = harness.closing(after_each)
 
   local function messages(first, last, delay)
     local list = {}

@@ -11,13 +11,10 @@ local RETRY = 'order = "none", retry = { attempts = 5, backoff = "fixed", base =
 local DATED = "^mw%.delay%.%d%d%d%d%-%d%d%-%d%d%."
 
 describe("rabbitmq, delays:", function()
-  local server, open = nil, {}
+  local server
+  local open = harness.closing(after_each)
 
   setup(function() server = rabbitmq.get() end)
-  after_each(function()
-    for _, h in ipairs(open) do h:close() end
-    open = {}
-  end)
 
   -- A vhost whose queues are of this type by default.
   local function defaults_to(name, type)
@@ -35,9 +32,7 @@ describe("rabbitmq, delays:", function()
       if default then defaults_to(h.vhost, default) end
       return address
     end
-    local h = harness.new(setmetatable({ url = url, late = 2 }, { __index = contract }))
-    open[#open + 1] = h
-    return h
+    return open(setmetatable({ url = url, late = 2 }, { __index = contract }))
   end
 
   local function attempts(h, id)

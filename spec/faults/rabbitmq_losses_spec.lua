@@ -8,19 +8,14 @@ local rabbitmq = require "spec.support.servers.rabbitmq"
 C.mw_log_setup(0, 9) -- the spec's own links lose their broker too
 
 describe("rabbitmq, losses:", function()
-  local server, open = nil, {}
+  local server
+  local open = harness.closing(after_each)
 
   setup(function() server = rabbitmq.get() end)
-  after_each(function()
-    for _, h in ipairs(open) do h:close() end
-    open = {}
-  end)
 
   local function new(options)
-    local h = harness.new(setmetatable({ url = function(h) return contract.url(h) .. (options or "") end },
+    return open(setmetatable({ url = function(h) return contract.url(h) .. (options or "") end },
       { __index = contract }))
-    open[#open + 1] = h
-    return h
   end
 
   local function of(h, event, id)

@@ -10,20 +10,15 @@ local rabbitmq = require "spec.support.servers.rabbitmq"
 C.mw_log_setup(0, 9) -- the spec's own links lose their broker too
 
 describe("rabbitmq, order of publishing:", function()
-  local server, open = nil, {}
+  local server
+  local open = harness.closing(after_each)
 
   setup(function() server = rabbitmq.get() end)
-  after_each(function()
-    for _, h in ipairs(open) do h:close() end
-    open = {}
-  end)
 
   local function new(streams)
-    local h = harness.new(setmetatable({ url = function(h)
+    return open(setmetatable({ url = function(h)
       return contract.url(h) .. (streams and "&streams=" .. streams or "")
     end }, { __index = contract }))
-    open[#open + 1] = h
-    return h
   end
 
   local function numbered(n, body)

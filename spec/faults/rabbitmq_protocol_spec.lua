@@ -14,20 +14,15 @@ C.mw_log_setup(0, 9) -- the spec's own links lose their broker too
 local MB = 1024 * 1024
 
 describe("rabbitmq, the protocol", function()
-  local server, open = nil, {}
+  local server
+  local open = harness.closing(after_each)
 
   setup(function() server = rabbitmq.get() end)
-  after_each(function()
-    for _, h in ipairs(open) do h:close() end
-    open = {}
-  end)
 
   local function new(options)
     local driver = setmetatable(options and { url = function(h) return contract.url(h) .. options end } or {},
       { __index = contract })
-    local h = harness.new(driver)
-    open[#open + 1] = h
-    return h
+    return open(driver)
   end
 
   local function binary(text) return "<<" .. table.concat({ text:byte(1, -1) }, ",") .. ">>" end

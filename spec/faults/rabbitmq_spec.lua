@@ -28,19 +28,13 @@ local function messages(n)
 end
 
 describe("rabbitmq", function()
-  local server, open = nil, {}
+  local server
+  local open = harness.closing(after_each)
 
   setup(function() server = rabbitmq.get() end)
-  after_each(function()
-    for _, h in ipairs(open) do h:close() end
-    open = {}
-  end)
 
   local function new(fields)
-    local driver = setmetatable(fields or {}, { __index = contract })
-    local h = harness.new(driver)
-    open[#open + 1] = h
-    return h
+    return open(setmetatable(fields or {}, { __index = contract }))
   end
 
   -- Everything that came in was handled, and what was published for it stands there.

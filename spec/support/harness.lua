@@ -206,4 +206,18 @@ function Harness:close()
   if self.driver.close then self.driver.close(self) end
 end
 
+--- M.new for a describe whose scenes are closed after each of its specs; it is given busted's after_each.
+function M.closing(after_each)
+  local open = {}
+  after_each(function()
+    for _, h in ipairs(open) do h:close() end
+    open = {}
+  end)
+  return function(driver, case)
+    local h = M.new(driver, case)
+    open[#open + 1] = h
+    return h
+  end
+end
+
 return M

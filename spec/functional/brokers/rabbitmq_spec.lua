@@ -114,20 +114,13 @@ end)
 --- With one -----------------------------------------------------------------------------------------------------------
 
 describe("rabbitmq", function()
-  local server, open = nil, {}
+  local server
+  local open = harness.closing(after_each)
 
   setup(function() server = rabbitmq.get() end)
-  after_each(function()
-    for _, h in ipairs(open) do h:close() end
-    open = {}
-  end)
   teardown(function() process.cleanup() end)
 
-  local function new()
-    local h = harness.new(contract)
-    open[#open + 1] = h
-    return h
-  end
+  local function new() return open(contract) end
 
   local function project(text)
     local work = cli.workdir()

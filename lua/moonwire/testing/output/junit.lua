@@ -2,6 +2,7 @@
 --- takes the process with it; the report is complete then, too, with that test as an error: C holds what has ended, and
 --- writes it (mw_vm_last_report).
 local C = require "moonwire.internal.cdef"
+local events = require "moonwire.testing.output.events"
 local json = require "moonwire.json"
 
 local FAILED = 1 -- the exit code
@@ -15,11 +16,6 @@ local function escaped(text)
 end
 
 local function attribute(text) return (escaped(text):gsub("\n", "&#10;"):gsub("\t", "&#9;")) end
-
-local function text_of(message)
-  if type(message) == "string" then return message end
-  return message == nil and "error without a message" or require "pl.pretty".write(message)
-end
 
 --- kind: failure, error, skipped, or nil for one that passed.
 local function case_of(place, name, seconds, kind, text)
@@ -75,7 +71,7 @@ return function()
   handler.testEnd = function(element, _, status)
     local kind, list = unpack(KINDS[status] or {})
     local of = list and handler[list][#handler[list]] or {}
-    local text = text_of(of.message)
+    local text = events.text_of(of.message)
     if kind == "skipped" and of.message == nil then text = "pending" end
     add(place_of(element.trace), handler.getFullName(element), element.duration or 0, kind, text)
     return nil, true
@@ -84,7 +80,7 @@ return function()
   --- A file that does not load, a setup that fails: no test, but the run has failed.
   handler.error = function(element, _, message, trace)
     if element.descriptor ~= "it" then
-      add(place_of(element.trace or trace), handler.getFullName(element), 0, "error", text_of(message))
+      add(place_of(element.trace or trace), handler.getFullName(element), 0, "error", events.text_of(message))
     end
     return nil, true
   end
@@ -98,9 +94,5 @@ return function()
   end
 
   busted.subscribe({ "exit" }, handler.exit)
-  busted.subscribe({ "test", "start" }, handler.testStart, { predicate = handler.cancelOnPending })
-  busted.subscribe({ "test", "end" }, handler.testEnd, { predicate = handler.cancelOnPending })
-  busted.subscribe({ "error" }, handler.error)
-  busted.subscribe({ "failure" }, handler.error)
-  return handler
+  return events.listen(handler)
 end

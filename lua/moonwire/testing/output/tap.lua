@@ -1,6 +1,7 @@
 --- TAP, for `moonwire test -o tap`: an output of busted's. A name stays on its line and cannot say "# TODO" or
 --- "# SKIP", which would turn a failure into none. When a handler does not come back from a C call, C writes the end.
 local C = require "moonwire.internal.cdef"
+local events = require "moonwire.testing.output.events"
 
 local FAILED = 1 -- the exit code
 
@@ -8,11 +9,6 @@ local function plain(name) return (name:gsub("[%c\127]", " "):gsub("[\\#]", "\\%
 
 local function comment(text)
   return "# " .. text:gsub("[%z\1-\9\11-\31\127]", " "):gsub("\n", "\n# ") .. "\n"
-end
-
-local function text_of(message)
-  if type(message) == "string" then return message end
-  return message == nil and "error without a message" or require "pl.pretty".write(message)
 end
 
 return function()
@@ -28,7 +24,7 @@ return function()
   local function tell_failure(of)
     local trace = of.element.trace or {}
     write(("not ok %d - %s\n"):format(count, plain(of.name)),
-      comment(("%s:%d"):format(trace.short_src or "?", trace.currentline or 0)), comment(text_of(of.message)))
+      comment(("%s:%d"):format(trace.short_src or "?", trace.currentline or 0)), comment(events.text_of(of.message)))
   end
 
   handler.testStart = function(element)
@@ -67,9 +63,5 @@ return function()
   end
 
   busted.subscribe({ "suite", "end" }, handler.suiteEnd)
-  busted.subscribe({ "test", "start" }, handler.testStart, { predicate = handler.cancelOnPending })
-  busted.subscribe({ "test", "end" }, handler.testEnd, { predicate = handler.cancelOnPending })
-  busted.subscribe({ "error" }, handler.error)
-  busted.subscribe({ "failure" }, handler.error)
-  return handler
+  return events.listen(handler)
 end

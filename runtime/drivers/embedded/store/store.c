@@ -260,26 +260,6 @@ static void give_up(MDB_env *env, const char *text) {
     _exit(DAMAGED);
 }
 
-/* LMDB makes its lock table by a bare ftruncate and writes to it through a mapping: on a full disk that is a
- * SIGBUS. So its room is taken first. Other processes may be using the table, hence the plain system call: it
- * changes no byte of it. Nothing of this process has the file open, whose locks our close would end. */
-static int take_lock_room(const char *file, mw_error *e) {
-    enum { LOCK_SIZE = (READERS + 2) * 64 }; /* as LMDB reckons it: a cache line for each reader, two more */
-    char *lock;
-    if (asprintf(&lock, "%s-lock", file) < 0) abort();
-    int rc = 0, fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st) < 0) {
-        rc = mw_fail(e, errno, false, "cannot open %s: %s", lock, strerror(errno));
-    } else if (fallocate(fd, 0, 0, st.st_size > LOCK_SIZE ? st.st_size : LOCK_SIZE) < 0 &&
-               (errno == ENOSPC || errno == EDQUOT)) {
-        rc = mw_fail(e, errno, false, "cannot open %s: %s", lock, strerror(errno));
-    }
-    if (fd >= 0) close(fd);
-    free(lock);
-    return rc;
-}
-
 static int try_size(mwe_store *s, const char *file, uint64_t size) {
     int rc = mdb_env_create(&s->env);
     if (!rc) rc = mdb_env_set_maxdbs(s->env, MWE_TABLES);
@@ -311,7 +291,7 @@ static int open_env(mwe_store *s, uint64_t size, bool fresh, mw_error *e) {
     if (asprintf(&file, "%s/%s", s->folder, FILE_NAME) < 0) abort();
     MDB_stat stat;
     int dead, rc = fresh ? 0 : check_header(file, e);
-    if (!rc) rc = take_lock_room(file, e);
+    if (!rc) rc = mwe_lock_room(file, READERS, e);
     if (!rc) rc = open_file(s, file, size, e);
     if (rc) goto out;
     mdb_reader_check(s->env, &dead);

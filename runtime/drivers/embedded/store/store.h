@@ -238,6 +238,10 @@ int mwe_txn_owners(mwe_txn *t, mwe_tchannel *c, mwe_tgroup *g);
 /* Channel and group of a subscription, owners loaded. MW_EFORMAT when they are gone. */
 int mwe_txn_open(mwe_txn *t, mwe_channel *channel, uint32_t group, mwe_tchannel **c, mwe_tgroup **g);
 
+/* ---- lock.c ---- */
+
+int mwe_lock_room(const char *file, unsigned readers, mw_error *e);
+
 /* ---- room.c: who may write how much ---- */
 
 void mwe_room_look(mwe_txn *t);
