@@ -39,7 +39,7 @@ local function end_refusal(h)
 end
 
 -- Twice where delay queues are classic: on its way from there back into its own a message is in neither for a moment. A
--- quorum queue keeps it until the other has it (spec/faults/rabbitmq_delay_spec.lua).
+-- quorum queue keeps it until the other has it (spec/faults/rabbitmq/rabbitmq_delay_spec.lua).
 local function unsettled(h, channel)
   local server = server_of(h)
   local left = server:unsettled(h.vhost, channel)
